@@ -20,6 +20,7 @@ use ureq::{Agent, Body, Proxy};
 use crate::Error;
 use crate::access::Access;
 use crate::answer::{self, ContentRange, header};
+use crate::forward;
 use crate::origin::{Failed, Header, Rights, Short};
 use crate::place::{Parts, redirected, shown};
 use crate::version::{Known, Version};
@@ -52,6 +53,8 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
 #[derive(Debug)]
 pub(crate) struct Client {
     agent: Agent,
+    /// For plain http through a proxy.
+    forwards: Option<Agent>,
     url: String,
     access: Mutex<Access>,
     /// How often something was learned about how to ask.
@@ -63,6 +66,9 @@ pub(crate) struct Client {
     /// Hears of long waits.
     pub(crate) waiting: Option<Waiting>,
 }
+
+/// What a proxy wants that got no password, or a wrong one.
+const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
 
 /// Hears for which URL it is tried again, and why.
 #[derive(Clone)]
@@ -107,27 +113,33 @@ impl Client {
             });
             tls = tls.root_certs(RootCerts::Specific(Arc::new(certificates.collect())));
         }
-        let agent = Agent::config_builder()
-            .tls_config(tls.build())
-            .proxy(access.proxy.as_deref().and_then(|proxy| Proxy::new(proxy).ok()))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("becket/", env!("CARGO_PKG_VERSION")))
-            // Bytes of the object are wanted, and not of a compressed form of it.
-            .accept_encoding("identity")
-            .max_response_header_size(HEAD_MAX)
-            .timeout_resolve(Some(PATIENCE))
-            .timeout_connect(Some(PATIENCE))
-            .timeout_recv_response(Some(PATIENCE))
-            .timeout_per_read(Some(PATIENCE))
-            .timeout_recv_body(Some(BODY_WITHIN))
-            .max_idle_connections_per_host(16)
-            .build()
-            .new_agent();
+        let tls = tls.build();
+        let config = |proxy| {
+            Agent::config_builder()
+                .tls_config(tls.clone())
+                .proxy(proxy)
+                .http_status_as_error(false)
+                .max_redirects(0)
+                .max_redirects_will_error(false)
+                .user_agent(concat!("becket/", env!("CARGO_PKG_VERSION")))
+                // Bytes of the object are wanted, and not of a compressed form of it.
+                .accept_encoding("identity")
+                .max_response_header_size(HEAD_MAX)
+                .timeout_resolve(Some(PATIENCE))
+                .timeout_connect(Some(PATIENCE))
+                .timeout_recv_response(Some(PATIENCE))
+                .timeout_per_read(Some(PATIENCE))
+                .timeout_recv_body(Some(BODY_WITHIN))
+                .max_idle_connections_per_host(16)
+                .build()
+        };
+        let proxy = access.proxy.as_deref().and_then(|proxy| Proxy::new(proxy).ok());
+        let forwards = proxy.as_ref().and_then(|proxy| forward::agent(proxy, config(None)));
+        let agent = config(proxy).new_agent();
         let (access, at) = (Mutex::new(access.clone()), Mutex::default());
         Ok(Client {
             agent,
+            forwards,
             url: url.to_owned(),
             access,
             lessons: AtomicU64::new(0),
@@ -140,6 +152,14 @@ impl Client {
     /// The rights, with what was learned, for another process that goes on with it.
     pub(crate) fn access(&self) -> Access {
         lock(&self.access).clone()
+    }
+
+    /// What asks for a URL.
+    fn agent_for(&self, url: &str) -> &Agent {
+        match &self.forwards {
+            Some(forwards) if !Parts::of(url).is_secure() => forwards,
+            _ => &self.agent,
+        }
     }
 
     /// The object's web address.
@@ -196,8 +216,9 @@ impl Client {
     fn short(&self, url: &str, headers: &[Header], inward: &str) -> Result<Short, Error> {
         self.check_inward(inward, url)?;
         let once = || {
-            let request =
-                headers.iter().fold(self.agent.get(url), |all, (name, value)| all.header(*name, value));
+            let request = headers
+                .iter()
+                .fold(self.agent_for(url).get(url), |all, (name, value)| all.header(*name, value));
             let mut answer = request.call().map_err(|error| self.failed(error))?;
             let status = answer.status().as_u16();
             if is_busy(status) {
@@ -304,7 +325,7 @@ impl Client {
         range: &Range<u64>,
         known: Option<&Known>,
     ) -> Result<Response<Body>, Trouble> {
-        let mut request = self.agent.get(url);
+        let mut request = self.agent_for(url).get(url);
         let last = range.end.saturating_sub(1);
         request = request.header("Range", format!("bytes={}-{last}", range.start));
         if let Some((name, value)) = known.and_then(|known| known.version.condition()) {
@@ -325,6 +346,12 @@ impl Client {
         };
         let refused = |why| Trouble::Fatal(self.refused(why, None));
         match &error {
+            ureq::Error::ConnectProxyFailed(why) if why.contains("responded 407") => {
+                refused(NO_PASSWORD.to_owned())
+            }
+            ureq::Error::ConnectProxyFailed(why) if why.contains("responded 4") => {
+                refused(format!("no way to it: the {why}"))
+            }
             ureq::Error::Io(io) => match io.get_ref().and_then(|inner| certificate(inner)) {
                 Some(why) => refused(format!("TLS: {why}")),
                 None => Trouble::Again(io.to_string(), None),
@@ -358,7 +385,7 @@ impl Client {
                 format!("the server does not allow it (status {status})"),
                 Some(lock(&self.access).rights.origin().hint()),
             ),
-            407 => refused("the proxy asks for a password".to_owned(), None),
+            407 => refused(NO_PASSWORD.to_owned(), None),
             412 => changed("the server has another version"),
             416 if known.is_some() => changed("it is shorter"),
             416 => match header(answer, "content-range").and_then(answer::content_range) {

@@ -21,6 +21,7 @@
 //! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
+//! | `forward` | plain http through a proxy |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
 //! | `origin` | kinds of origins: web servers, S3, registries |
 //! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
@@ -35,6 +36,7 @@ mod decoded;
 mod digest;
 mod error;
 mod fetcher;
+mod forward;
 mod latest;
 mod memory;
 mod netrc;

@@ -58,11 +58,15 @@ fn find(text: &str, host: &str) -> Option<Login> {
     Some(Login { name: name.filter(|_| ours)?, password: password? })
 }
 
-/// The value of an `Authorization` header (RFC 7617).
 impl Login {
     pub(crate) fn basic(&self) -> String {
-        format!("Basic {}", base64(format!("{}:{}", self.name, self.password).as_bytes()))
+        basic(&self.name, &self.password)
     }
+}
+
+/// The value of an `Authorization` header (RFC 7617).
+pub(crate) fn basic(name: &str, password: &str) -> String {
+    format!("Basic {}", base64(format!("{name}:{password}").as_bytes()))
 }
 
 fn base64(bytes: &[u8]) -> String {

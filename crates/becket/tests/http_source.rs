@@ -16,6 +16,7 @@ use std::{
 use becket_testkit::{
     Scratch, image,
     origin::{Origin, Reply},
+    proxy::Proxy,
     require_plain_machine, require_root, tool, wait_until,
 };
 use common::scratch;
@@ -220,6 +221,7 @@ impl Drop for Ends {
 /// nginx over TLS at `localhost`, with a certificate of an authority of its own.
 struct Tls {
     _server: Ends,
+    port: u16,
     url: String,
     authority: PathBuf,
 }
@@ -249,7 +251,8 @@ fn tls(place: &Scratch) -> Tls {
     let server = Ends(nginx.spawn().unwrap());
     let listens = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
     assert!(wait_until(Duration::from_secs(10), listens), "nginx does not listen");
-    Tls { _server: server, url: format!("https://localhost:{port}/d.img"), authority: place.path("ca.pem") }
+    let url = format!("https://localhost:{port}/d.img");
+    Tls { _server: server, port, url, authority: place.path("ca.pem") }
 }
 
 /// Only `$SSL_CERT_FILE` trusts the authority.
@@ -261,7 +264,7 @@ fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
     }
     let place = scratch();
     let image = ext4(&place);
-    let Tls { _server, url, authority } = tls(&place);
+    let Tls { _server, url, authority, .. } = tls(&place);
     let with = |authority: &Path, words: &[&str]| {
         place.finish(command(&place, words).env("SSL_CERT_FILE", authority))
     };
@@ -289,11 +292,73 @@ fn fuse_a_device_is_fetched_over_tls() {
     }
     let place = scratch();
     let image = ext4(&place);
-    let Tls { _server, url, authority } = tls(&place);
+    let Tls { _server, url, authority, .. } = tls(&place);
     let words = ["attach", "--via", "fuse", "--origin-timeout", "60s", &url];
     let attached = place.finish(command(&place, &words).env("SSL_CERT_FILE", authority));
     assert_eq!(attached.code, 0, "{attached:?}");
     assert!(fs::read(attached.out.trim()).unwrap() == fs::read(&image).unwrap());
+    place.ok(["detach", "--all"]);
+}
+
+/// Names resolve behind the proxy only, and it tunnels to nothing but the port of https, as such proxies do.
+#[test]
+fn a_proxy_is_the_way_to_servers_of_other_networks() {
+    let name = "http_source::a_proxy_is_the_way_to_servers_of_other_networks";
+    if !require_plain_machine(name, &["mke2fs", "nginx", "openssl"]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(fs::read(ext4(&place)).unwrap());
+    let Tls { _server, port, authority, .. } = tls(&place);
+    let own: u16 = origin.url("").rsplit(':').next().unwrap().parse().unwrap();
+    // "me:secret"
+    let proxy = Proxy::start(own, port, Some("Basic bWU6c2VjcmV0"));
+    let through = |who: &str, words: &[&str]| {
+        let way = format!("http://{who}{}", proxy.address());
+        let mut becket = command(&place, words);
+        becket.env("http_proxy", &way).env("https_proxy", &way).env("SSL_CERT_FILE", &authority);
+        becket.env_remove("no_proxy").env_remove("NO_PROXY");
+        place.finish(&mut becket)
+    };
+    for url in ["http://images.test/d.img", "https://localhost/d.img"] {
+        let read = through("me:secret@", &["cat", &format!("{url}#dir/file")]);
+        assert_eq!((read.code, read.out.as_str()), (0, "from afar"), "{url}: {read:?}");
+    }
+    let log = proxy.log();
+    assert!(log.iter().any(|line| line.starts_with("GET http://images.test/d.img ")), "{log:?}");
+    assert!(log.iter().any(|line| line.starts_with("CONNECT localhost:443 ")), "{log:?}");
+    let stranger = through("", &["ls", "http://images.test/d.img"]);
+    assert!(stranger.code == 1 && stranger.err.contains("the proxy asks for a password"), "{stranger:?}");
+    let wrong = through("me:wrong@", &["ls", "https://localhost/other.img"]);
+    assert!(wrong.code == 1 && !wrong.err.contains("wrong@") && wrong.err.contains("proxy"), "{wrong:?}");
+    assert_eq!(proxy.log().len(), log.len(), "nothing was let through");
+    // Some hosts are reached without it.
+    let mut direct = command(&place, &["cat", &format!("{}#dir/file", origin.url("/d.img"))]);
+    direct.env("http_proxy", "http://127.0.0.1:1").env("no_proxy", "127.0.0.1");
+    let direct = place.finish(&mut direct);
+    assert_eq!((direct.code, direct.out.as_str()), (0, "from afar"), "{direct:?}");
+    assert_eq!(proxy.log().len(), log.len());
+}
+
+/// Its fetcher has the proxy of the command, and its password, which nothing shows.
+#[test]
+fn fuse_a_device_is_fetched_through_a_proxy() {
+    let name = "http_source::fuse_a_device_is_fetched_through_a_proxy";
+    if !require_root(name) || !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let origin = Origin::start(fs::read(&image).unwrap());
+    let own: u16 = origin.url("").rsplit(':').next().unwrap().parse().unwrap();
+    let proxy = Proxy::start(own, 1, Some("Basic bWU6c2VjcmV0"));
+    let words = ["attach", "--via", "fuse", "--origin-timeout", "60s", "http://images.test/d.img"];
+    let mut attach = command(&place, &words);
+    attach.env("http_proxy", format!("http://me:secret@{}", proxy.address()));
+    let attached = place.finish(attach.env_remove("no_proxy").env_remove("NO_PROXY"));
+    assert_eq!(attached.code, 0, "{attached:?}");
+    assert!(fs::read(attached.out.trim()).unwrap() == fs::read(&image).unwrap());
+    assert!(!place.ok(["list", "-v", "--json"]).contains("secret"));
     place.ok(["detach", "--all"]);
 }
 

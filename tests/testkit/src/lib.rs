@@ -21,6 +21,7 @@ pub mod fanotify;
 pub mod image;
 pub mod lvm;
 pub mod origin;
+pub mod proxy;
 mod scratch;
 
 pub use scratch::{Ran, Scratch};

@@ -22,6 +22,7 @@ use crate::access::Access;
 use crate::answer::{self, ContentRange, header};
 use crate::forward;
 use crate::origin::{Failed, Header, Rights, Short};
+use crate::pace::Pace;
 use crate::place::{Parts, redirected, shown};
 use crate::version::{Known, Version};
 
@@ -63,6 +64,7 @@ pub(crate) struct Client {
     at: Mutex<Option<String>>,
     /// How long it is tried without any progress.
     patience: Duration,
+    pace: Pace,
     /// Hears of long waits.
     pub(crate) waiting: Option<Waiting>,
 }
@@ -145,6 +147,7 @@ impl Client {
             lessons: AtomicU64::new(0),
             at,
             patience,
+            pace: Pace::default(),
             waiting: None,
         })
     }
@@ -325,18 +328,43 @@ impl Client {
         range: &Range<u64>,
         known: Option<&Known>,
     ) -> Result<Response<Body>, Trouble> {
-        let mut request = self.agent_for(url).get(url);
         let last = range.end.saturating_sub(1);
-        request = request.header("Range", format!("bytes={}-{last}", range.start));
+        let mut headers = vec![("Range".to_owned(), format!("bytes={}-{last}", range.start))];
         if let Some((name, value)) = known.and_then(|known| known.version.condition()) {
-            request = request.header(name, value);
+            headers.push((name.to_owned(), value.to_owned()));
         }
         // Secrets are for the server of the address.
         if Parts::of(url).is_same_server(Parts::of(address)) {
-            let headers = lock(&self.access).rights.origin().headers(url, range);
-            request = headers.into_iter().fold(request, |all, (name, value)| all.header(name, value));
+            let more = lock(&self.access).rights.origin().headers(url, range);
+            headers.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
         }
-        request.call().map_err(|error| self.failed(error))
+        self.call(url, &headers).map_err(|error| self.failed(error))
+    }
+
+    /// Asks, and asks again over another connection where the answer is late.
+    fn call(&self, url: &str, headers: &[(String, String)]) -> Result<Response<Body>, ureq::Error> {
+        let began = Instant::now();
+        for tries in 0.. {
+            let left = if tries == 0 { PATIENCE } else { PATIENCE.saturating_sub(began.elapsed()) };
+            let late = self.pace.late(tries).filter(|late| *late < left);
+            let request = headers
+                .iter()
+                .fold(self.agent_for(url).get(url), |all, (name, value)| all.header(name, value));
+            let asked = Instant::now();
+            let answer = match late.unwrap_or(left) {
+                // A request with a time of its own has to prepare TLS anew.
+                PATIENCE => request.call(),
+                time => request.config().timeout_recv_response(Some(time)).build().call(),
+            };
+            let is_late = matches!(answer, Err(ureq::Error::Timeout(ureq::Timeout::RecvResponse)));
+            if answer.is_ok() || is_late {
+                self.pace.took(asked.elapsed());
+            }
+            if !is_late || late.is_none() {
+                return answer;
+            }
+        }
+        Err(ureq::Error::Timeout(ureq::Timeout::RecvResponse))
     }
 
     /// What a request that got no answer means.

@@ -21,6 +21,7 @@
 //! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
+//! | `pace` | how long answers usually take |
 //! | `forward` | plain http through a proxy |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
 //! | `origin` | kinds of origins: web servers, S3, registries |
@@ -43,6 +44,7 @@ mod netrc;
 mod object;
 mod order;
 mod origin;
+mod pace;
 mod place;
 mod reading;
 mod remote;

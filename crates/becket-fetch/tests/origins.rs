@@ -395,3 +395,23 @@ fn more_than_fits_into_memory_is_fetched_again_by_all_who_read_it() {
     });
     assert!(origin.sent() > once, "what had gone was fetched again");
 }
+
+#[test]
+fn an_answer_that_is_late_is_asked_for_again() {
+    let (bytes, store) = (body(64, 10), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    // One of many servers behind a name hangs.
+    let late = |request: &becket_testkit::origin::Request, good: Reply| match request.number {
+        3 | 5 | 6 => Reply { late: Some(Duration::from_secs(8)), ..good },
+        _ => good,
+    };
+    origin.trick(late);
+    let began = Instant::now();
+    for chunk in (1..60).step_by(13) {
+        assert_eq!(read(&remote, chunk * CHUNK, 100).unwrap(), bytes[chunk * CHUNK..chunk * CHUNK + 100]);
+    }
+    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    assert_eq!(origin.log().len(), 1 + 5 + 3, "each late answer was asked for once more");
+    assert_eq!(remote.fetched(), 6 * CHUNK as u64);
+}

@@ -49,6 +49,8 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// Close the connection after so many bytes of the body.
     pub cut: Option<usize>,
+    /// Begin after this time.
+    pub late: Option<Duration>,
     /// Send single bytes, with this pause between them.
     pub drip: Option<Duration>,
 }
@@ -184,7 +186,7 @@ fn serve(stream: &TcpStream, state: &Mutex<State>, sent: &AtomicU64) -> io::Resu
                 state.trick.as_ref().map_or_else(|| good.clone(), |trick| trick(&request, good.clone()));
             (reply, state.latency)
         };
-        thread::sleep(latency);
+        thread::sleep(latency + reply.late.unwrap_or_default());
         if !send(stream, &reply, sent)? {
             break;
         }

@@ -1,6 +1,6 @@
-//! Requests for plain http by a proxy: it is asked for the whole URL (RFC 9112, 3.2.2) and connects itself, as
-//! proxies expect it; many tunnel to the port of https only. ureq has tunnels only, so this stands between it
-//! and the connection, and changes the head of each request on its way.
+//! Requests for plain http by a proxy: it is asked for the whole URL (RFC 9112, 3.2.2) and connects itself,
+//! as proxies expect it; many tunnel to the port of https only. ureq has tunnels only, so this stands between
+//! it and the connection, and changes the head of each request on its way.
 
 use ureq::config::Config;
 use ureq::http::Uri;

@@ -1,5 +1,5 @@
-//! How long the answers of a server usually take to begin, and so how long one is waited for until the same is
-//! asked again over another connection: of many servers behind one name, one is slow at times.
+//! How long the answers of a server usually take to begin, and so how long one is waited for until the same
+//! is asked again over another connection: of many servers behind one name, one is slow at times.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

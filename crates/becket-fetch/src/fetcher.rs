@@ -30,8 +30,10 @@ const LINES: usize = 8;
 /// How many bytes one request asks for at most: of what is waited for, and of what is not.
 const RUN: u64 = 4 << 20;
 const PART: u64 = 1 << 20;
-/// How far a sequential reader is fetched ahead at most, in bytes.
+/// How far a sequential reader is fetched ahead at most, in bytes; and up to where that doubles each time
+/// that it goes on. Beyond that it is a quarter of what it has read: its end costs no more than that.
 const AHEAD: u64 = 16 << 20;
+const SOON: u64 = 4 << 20;
 /// Readers that are distinguished.
 const STREAMS: usize = 8;
 /// How long a server may not answer until that is reported.
@@ -65,8 +67,8 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let presence = presence.again()?;
     let object = Object::filling(held, client, known, presence.again()?, record, memory_only);
     let chunks = presence.chunks();
-    let ahead = foreseen.into_iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
-    let plan = Plan { ahead, ..Plan::default() };
+    let ahead = foreseen.iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
+    let plan = Plan { has_trace: !foreseen.is_empty(), ahead, ..Plan::default() };
     let state = State { away: None, said: None, changed: false };
     let fetcher = Fetcher {
         object,
@@ -122,14 +124,19 @@ struct Plan {
     /// Where the look for work goes on.
     next: u64,
     streams: VecDeque<Stream>,
+    /// A trace says what is next to each other.
+    has_trace: bool,
     ahead: VecDeque<Range<u64>>,
 }
 
 /// A reader that goes on where it ended; in chunks.
+#[derive(Default)]
 struct Stream {
     next: u64,
     /// How often it did.
     run: u32,
+    /// How much it has read, with what is ahead of it.
+    read: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -137,12 +144,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Plan {
-    /// A reader waits for the chunks of a run: how many behind it are worth fetching, at most `most`.
-    fn follow(&mut self, run: &Range<u64>, most: u64) -> u64 {
+    /// A reader waits for the chunks of a run: how many behind it are worth fetching, at most `most`, and at
+    /// first no more than `soon`; `beside` it where nothing is known of the reader.
+    fn follow(&mut self, run: &Range<u64>, beside: u64, soon: u64, most: u64) -> u64 {
         let known = self.streams.iter().position(|stream| stream.next == run.start);
-        let mut stream = known.and_then(|at| self.streams.remove(at)).unwrap_or(Stream { next: 0, run: 0 });
-        // One that goes on once is no sequence yet.
-        let ahead = if stream.run < 2 { 0 } else { (1 << stream.run.min(30)).min(most) };
+        let mut stream = known.and_then(|at| self.streams.remove(at)).unwrap_or_default();
+        // One that goes on once is no sequence yet; but what is next to each other is often wanted together.
+        let ahead = if stream.run < 2 { beside } else { 1 << stream.run.min(30) };
+        let ahead = ahead.min(soon.max(stream.read / 4)).min(most);
+        stream.read += run.end - run.start + ahead;
         stream.next = run.end + ahead;
         stream.run = stream.run.saturating_add(1);
         self.streams.push_front(stream);
@@ -193,7 +203,9 @@ impl Fetcher {
         let wanted = |at| self.presence.is_wanted(at);
         if let Some(mut run) = self.object.claim(&self.presence, plan.next, false, in_chunks(RUN), &wanted) {
             let most = if self.object.wanted(&run) { 0 } else { AHEAD / chunk };
-            let ahead = plan.follow(&run, most);
+            // What is in the store was fetched with what is beside it, and a trace names that.
+            let beside = u64::from(!plan.has_trace && self.object.lacks(&run));
+            let ahead = plan.follow(&run, beside, SOON / chunk, most);
             let end = (run.end + ahead).min(self.presence.chunks());
             // The first part comes with what is waited for.
             run.end = self.object.claim_more(run.end, end.min(run.end + in_chunks(PART)));
@@ -268,13 +280,19 @@ mod tests {
     #[test]
     fn only_a_reader_that_goes_on_is_fetched_ahead() {
         let mut plan = Plan::default();
-        assert_eq!(plan.follow(&(5..6), 64), 0);
-        assert_eq!(plan.follow(&(90..92), 64), 0);
-        assert_eq!(plan.follow(&(6..7), 64), 0, "once is no sequence");
-        assert_eq!(plan.follow(&(7..8), 64), 4);
-        assert_eq!(plan.follow(&(12..13), 64), 8);
-        assert_eq!(plan.follow(&(21..22), 64), 16);
-        assert_eq!(plan.follow(&(92..93), 64), 0, "the other one goes on, too");
-        assert_eq!(plan.follow(&(38..39), 20), 20, "no further than that");
+        let mut follow = |run: Range<u64>, most| plan.follow(&run, 1, 16, most);
+        assert_eq!(follow(5..6, 64), 1);
+        assert_eq!(follow(90..92, 64), 1);
+        assert_eq!(follow(7..8, 64), 1, "once is no sequence");
+        assert_eq!(follow(9..10, 64), 4);
+        assert_eq!(follow(14..15, 64), 8);
+        assert_eq!(follow(23..24, 64), 16);
+        assert_eq!(follow(93..94, 64), 1, "the other one goes on, too");
+        assert_eq!(follow(40..41, 64), 16, "it has not read much yet");
+        assert_eq!(follow(57..157, 64), 16);
+        assert_eq!(follow(173..174, 64), 42, "a quarter of what it has read");
+        assert_eq!(follow(216..217, 20), 20, "no further than that");
+        assert_eq!(follow(500..501, 0), 0, "nothing is fetched ahead");
+        assert_eq!(plan.follow(&(700..701), 0, 16, 64), 0, "nothing beside it");
     }
 }

@@ -216,6 +216,11 @@ impl Object {
         self.fill(Busy { object: self, run })
     }
 
+    /// Whether one of these chunks is not in the store.
+    pub(crate) fn lacks(&self, run: &Range<u64>) -> bool {
+        run.clone().any(|chunk| self.held.table.get(chunk).is_none())
+    }
+
     /// Whether chunks are there which a power cut would take.
     pub(crate) fn has_unsynced(&self) -> bool {
         !lock(&self.fresh).is_empty()

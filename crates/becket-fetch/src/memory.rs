@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use becket_image::filled::{Presence, Where};
@@ -18,8 +17,18 @@ const AT_ONCE: u64 = MOST / 8;
 #[derive(Debug)]
 pub(crate) struct InMemory {
     line: Mutex<Line>,
-    /// Another process has the same table, and what goes is for that one to say; or the table has no room.
-    lent: AtomicBool,
+    who: Mutex<Who>,
+}
+
+/// Who lets chunks of the table go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    /// This process.
+    We,
+    /// This process, as soon as its predecessor has ended.
+    Next,
+    /// Another process, to which the table was lent; or nobody, because the table has no room.
+    Others,
 }
 
 #[derive(Debug, Default)]
@@ -30,13 +39,25 @@ struct Line {
     bytes: u64,
 }
 
-impl InMemory {
-    /// With the chunks that a predecessor has left.
-    pub(crate) fn of(presence: &Presence) -> InMemory {
-        let whole: VecDeque<u64> =
-            (0..presence.chunks()).filter(|chunk| presence.place(*chunk) == Some(Where::Memory)).collect();
+impl Line {
+    /// The chunks that are there.
+    fn of(presence: &Presence) -> Line {
+        let in_memory = |chunk: &u64| presence.place(*chunk) == Some(Where::Memory);
+        let whole: VecDeque<u64> = (0..presence.chunks()).filter(in_memory).collect();
         let bytes = whole.len() as u64 * presence.chunk();
-        InMemory { line: Mutex::new(Line { whole, bytes }), lent: AtomicBool::new(!presence.is_roomy()) }
+        Line { whole, bytes }
+    }
+}
+
+impl InMemory {
+    /// Of a table that nobody else has, or else of one that a `predecessor` may still use.
+    pub(crate) fn of(presence: &Presence, predecessor: bool) -> InMemory {
+        let who = match (presence.is_roomy(), predecessor) {
+            (false, _) => Who::Others,
+            (true, true) => Who::Next,
+            (true, false) => Who::We,
+        };
+        InMemory { line: Mutex::new(Line::of(presence)), who: Mutex::new(who) }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -50,18 +71,34 @@ impl InMemory {
 
     /// From now on nothing goes and nothing comes.
     pub(crate) fn lend(&self) {
-        self.lent.store(true, Ordering::SeqCst);
+        *self.who() = Who::Others;
     }
 
-    /// Takes room for one more chunk of so many bytes. Returns the chunks that have to go for it, which the
-    /// caller lets go by [`InMemory::free`].
+    fn who(&self) -> MutexGuard<'_, Who> {
+        self.who.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this process may let chunks go.
+    fn may(&self, presence: &Presence) -> bool {
+        let mut who = self.who();
+        if *who == Who::Next && presence.is_alone() {
+            *who = Who::We;
+            // The predecessor has changed it until now.
+            *self.line() = Line::of(presence);
+        }
+        *who == Who::We
+    }
+
+    /// Takes room for one more chunk. Returns the chunks that have to go for it, which the caller lets go by
+    /// [`InMemory::free`].
     ///
     /// # Errors
-    /// The chunks are another process's by now.
-    pub(crate) fn take(&self, chunk: u64) -> io::Result<Vec<u64>> {
-        if self.lent.load(Ordering::SeqCst) {
+    /// The chunks are another process's, by now or still.
+    pub(crate) fn take(&self, presence: &Presence) -> io::Result<Vec<u64>> {
+        if !self.may(presence) {
             return Err(io::ErrorKind::StorageFull.into());
         }
+        let chunk = presence.chunk();
         let mut line = self.line();
         line.bytes += chunk;
         let mut gone = Vec::new();
@@ -103,24 +140,55 @@ mod tests {
     fn the_first_that_came_go_first_and_no_more_than_the_bound_is_taken() {
         let chunk = 16 << 20;
         let presence = Presence::new(64 * chunk, chunk).unwrap();
-        let memory = InMemory::of(&presence);
+        let memory = InMemory::of(&presence, false);
         for number in 0..16 {
-            assert_eq!(memory.take(chunk).unwrap(), [0; 0]);
+            assert_eq!(memory.take(&presence).unwrap(), [0; 0]);
             presence.memory().write(&[1; 4096], number * chunk).unwrap();
             presence.put(number, Where::Memory);
             memory.is_whole(number);
         }
-        assert_eq!(memory.take(chunk).unwrap(), [0, 1, 2]);
+        assert_eq!(memory.take(&presence).unwrap(), [0, 1, 2]);
         InMemory::free(&presence, &[0, 1, 2]).unwrap();
         assert_eq!(presence.there(), (13 * chunk, 13 * chunk));
         memory.give_back(chunk);
-        let successor = InMemory::of(&presence);
+        let successor = InMemory::of(&presence, false);
         assert_eq!(successor.chunks(), (3..16).collect::<Vec<_>>());
         for _ in 0..3 {
-            assert_eq!(successor.take(chunk).unwrap(), [0; 0]);
+            assert_eq!(successor.take(&presence).unwrap(), [0; 0]);
         }
-        assert_eq!(successor.take(chunk).unwrap(), [3, 4, 5]);
+        assert_eq!(successor.take(&presence).unwrap(), [3, 4, 5]);
         memory.lend();
-        assert_eq!(memory.take(chunk).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(memory.take(&presence).unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+
+    /// Runs itself once more as the other process, whose standard input is the table.
+    #[test]
+    fn two_processes_never_let_chunks_of_one_table_go() {
+        const OTHER: &str = "BECKET_TEST_OTHER_PROCESS";
+        const NAME: &str = "memory::tests::two_processes_never_let_chunks_of_one_table_go";
+        if std::env::var_os(OTHER).is_some() {
+            let table = std::io::stdin();
+            rustix::fs::fcntl_lock(&table, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+            println!("locked");
+            std::thread::sleep(std::time::Duration::from_secs(60));
+        }
+        let presence = Presence::new(64 << 20, 1 << 20).unwrap();
+        presence.put(5, Where::Memory);
+        let memory = InMemory::of(&presence, true);
+        let mut other = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(OTHER, "1")
+            .stdin(std::fs::File::from(presence.fd().try_clone_to_owned().unwrap()))
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = io::BufReader::new(other.stdout.take().unwrap());
+        assert!(io::BufRead::lines(lines).map_while(Result::ok).any(|line| line.contains("locked")));
+        assert_eq!(memory.take(&presence).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        presence.put(6, Where::Memory);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(memory.take(&presence).unwrap(), [0; 0]);
+        assert_eq!(memory.chunks(), [5, 6], "with what the predecessor has brought last");
     }
 }

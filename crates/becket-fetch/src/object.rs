@@ -113,9 +113,16 @@ struct Coming {
 }
 
 impl Object {
-    pub(crate) fn new(held: Held, client: Client, known: Known, presence: Presence) -> Object {
+    /// One whose table nobody else has, or else that of one that a `predecessor` may still use.
+    pub(crate) fn new(
+        held: Held,
+        client: Client,
+        known: Known,
+        presence: Presence,
+        predecessor: bool,
+    ) -> Object {
         let count = usize::try_from(held.meta.chunks()).unwrap_or(0);
-        let memory = InMemory::of(&presence);
+        let memory = InMemory::of(&presence, predecessor);
         let mut chunks = vec![Chunk::Unknown; count];
         for chunk in memory.chunks() {
             if let Some(chunk) = chunks.get_mut(index(chunk)) {
@@ -151,7 +158,7 @@ impl Object {
         record: bool,
         memory_only: bool,
     ) -> Object {
-        let mut object = Object::new(held, client, known, presence);
+        let mut object = Object::new(held, client, known, presence, true);
         (object.record, object.memory_only) = (record, memory_only);
         object
     }
@@ -172,7 +179,12 @@ impl Object {
         wanted: &dyn Fn(u64) -> bool,
     ) -> Option<Range<u64>> {
         let mut chunks = lock(&self.chunks);
-        let is_free = |chunks: &[Chunk], at| chunks.get(index(at)) == Some(&Chunk::Unknown);
+        let is_free = |chunks: &[Chunk], at| match chunks.get(index(at)) {
+            Some(Chunk::Unknown) => true,
+            // A predecessor has let it go.
+            Some(Chunk::Good) => !presence.has(at),
+            _ => false,
+        };
         let (mut at, mut first_seen) = (from, None);
         let first = loop {
             let found = presence.next_wanted(at, later)?;
@@ -449,7 +461,7 @@ impl Object {
     /// Keeps the next bytes in memory, where they are of one chunk.
     fn remember(&self, coming: &mut Coming, bytes: &[u8]) -> Result<(), Error> {
         if !coming.taken {
-            let gone = self.memory.take(self.held.meta.chunk);
+            let gone = self.memory.take(&self.presence);
             let gone = gone.map_err(self.failed("the store file cannot be written"))?;
             coming.taken = true;
             self.depart(&gone)?;

@@ -89,7 +89,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
     let table = Presence::new(held.meta.size, held.meta.chunk)
         .map_err(Error::store(&file, "there is no memory for it"))?;
-    let mut object = Object::new(held, client, known, table);
+    let mut object = Object::new(held, client, known, table, false);
     object.memory_only = options.no_store;
     object.progress = options.progress.clone();
     object.record = options.record;

@@ -208,9 +208,15 @@ fn fcntl(role: Role) -> &'static [u32] {
         let [a, b, c, d, e, f] = FCNTL;
         [a, b, c, d, e, f, libc::F_SETFL as u32]
     };
+    // It lets chunks go from a table only where no other process does.
+    const AND_LOCK: [u32; 8] = {
+        let [a, b, c, d, e, f, g] = AND_SET;
+        [a, b, c, d, e, f, g, libc::F_SETLK as u32]
+    };
     match role {
         Role::Worker | Role::Reporter => &FCNTL,
-        Role::Doorman | Role::Connector | Role::Fetcher | Role::Helper => &AND_SET,
+        Role::Doorman | Role::Connector | Role::Helper => &AND_SET,
+        Role::Fetcher => &AND_LOCK,
     }
 }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use becket_uapi::shared::{self, Words};
+use rustix::fs::FlockOperation;
 
 use super::memory::Memory;
 
@@ -260,23 +261,25 @@ impl Presence {
         self.count(ASKED);
     }
 
-    /// Takes over what another table of the same file says of the file, and what was asked of it.
+    /// Takes over what was asked of another table of the same file. What is there is for the process to say
+    /// that brings the chunks of this one.
     pub fn take_over(&self, other: &Presence) {
         for first in (0..self.chunks()).step_by(32) {
-            let of = |table: &Presence, which| {
-                table.word(which, first).map_or(0, |(word, _)| word.load(Ordering::SeqCst))
-            };
-            let set =
-                |which, bits| self.word(which, first).map(|(word, _)| word.fetch_or(bits, Ordering::SeqCst));
-            // What has been in memory may be in this one's by now, and is not in the file then.
-            let bits = of(other, Which::There) & !of(other, Which::InMemory);
-            let mine = of(self, Which::InMemory);
-            set(Which::There, bits & !mine);
-            set(Which::Wanted, of(other, Which::Wanted));
-            set(Which::Later, of(other, Which::Later));
+            for which in [Which::Wanted, Which::Later] {
+                if let (Some((mine, _)), Some((theirs, _))) =
+                    (self.word(which, first), other.word(which, first))
+                {
+                    mine.fetch_or(theirs.load(Ordering::SeqCst), Ordering::SeqCst);
+                }
+            }
         }
         self.count(ASKED);
-        self.tell();
+    }
+
+    /// Whether no other process lets chunks go from memory: the first that asks is the one, as long as it
+    /// lives.
+    pub fn is_alone(&self) -> bool {
+        rustix::fs::fcntl_lock(&self.fd, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
     /// Whether a request waits for a chunk.
@@ -503,12 +506,7 @@ mod tests {
         other.put(7, Where::Memory);
         other.depart([7].into_iter());
         other.take_over(&table);
-        let places: Vec<_> = (0..11).map(|chunk| other.place(chunk).is_some()).collect();
-        assert_eq!(places.iter().filter(|is| **is).count(), 3, "what is in another's memory is not here");
-        assert!([1, 2, 4].iter().all(|chunk| other.place(*chunk) == Some(Where::File)));
-        table.put(7, Where::File);
-        other.take_over(&table);
-        assert_eq!(other.place(7), None, "it may be on its way into memory");
+        assert_eq!(other.there(), (0, 0), "only who brings a chunk may say that it is there");
     }
 
     #[test]

@@ -163,3 +163,164 @@ proptest! {
         }
     }
 }
+
+/// A server, a queue and the kernel between them, as one sequence of steps says.
+struct World {
+    line: Line,
+    /// The server's end of the connection.
+    _end: OwnedFd,
+    /// What each tag was asked for, and not yet answered with.
+    asked: [Option<Ask>; 4],
+    /// What the server has answered on this connection.
+    replied: [bool; 4],
+    wire: std::collections::VecDeque<u8>,
+    answers: usize,
+}
+
+impl World {
+    fn new() -> World {
+        let (line, end) = up();
+        let wire = std::collections::VecDeque::new();
+        World { line, _end: end, asked: [None; 4], replied: [false; 4], wire, answers: 0 }
+    }
+
+    fn answered(&mut self, (tag, result): (u16, i32)) {
+        let ask = self.asked[usize::from(tag)].take().expect("it was asked, and is answered once");
+        assert_eq!(result, ask.len as i32, "tag {tag}");
+        self.answers += 1;
+    }
+
+    fn ask(&mut self, tag: u16, ask: Ask) {
+        if self.asked[usize::from(tag)].is_none() {
+            self.asked[usize::from(tag)] = Some(ask);
+            self.replied[usize::from(tag)] = false;
+            self.line.queue(tag, ask);
+        }
+    }
+
+    /// The kernel sends a part of what it has.
+    fn sends(&mut self, part: usize) {
+        let _ = self.line.next_send();
+        if self.line.sending > 0 {
+            let count = 1 + part % self.line.sending;
+            if let Err(why) = self.line.sent(count as i32) {
+                return self.breaks(why);
+            }
+        }
+        while let Some(answer) = self.line.after_sending() {
+            self.answered(answer);
+        }
+    }
+
+    /// The server answers a request that has come to it.
+    fn replies(&mut self, tag: u16) {
+        let piece = self.line.pieces[usize::from(tag)];
+        let there = matches!(piece.stage, Stage::Sending | Stage::Sent) && piece.answer.is_none();
+        if there && !std::mem::replace(&mut self.replied[usize::from(tag)], true) {
+            self.wire.extend(reply(&self.line, tag, 0));
+            if piece.ask.command == nbd::CMD_READ {
+                self.wire.extend((0..piece.ask.len).map(|at| at as u8));
+            }
+        }
+    }
+
+    /// The kernel receives so many bytes of what the server has said.
+    fn receives(&mut self, most: usize) {
+        let _ = self.line.next_receive();
+        let room = match self.line.receiving {
+            Receiving::Nothing => return,
+            Receiving::Staged => STAGING - self.line.end,
+            Receiving::Direct(left) => left as usize,
+        };
+        let bytes: Vec<u8> = self.wire.drain(..most.min(room).min(self.wire.len())).collect();
+        if bytes.is_empty() {
+            return;
+        }
+        if self.line.receiving == Receiving::Staged {
+            let end = self.line.end;
+            self.line.staging.slice(0)[end..end + bytes.len()].copy_from_slice(&bytes);
+        }
+        let mut said = self.line.received(bytes.len() as i32).map(|()| None);
+        loop {
+            match said {
+                Ok(Some(answer)) => self.answered(answer),
+                Ok(None) => {}
+                Err(why) => return self.breaks(why),
+            }
+            said = self.line.answered(&mut |_, from, bytes| {
+                // A read's bytes lie where they belong.
+                assert!((from..).zip(bytes).all(|(at, byte)| *byte == at as u8));
+                Ok(())
+            });
+            if said == Ok(None) {
+                return;
+            }
+        }
+    }
+
+    /// The connection is given up, and there is another one.
+    fn breaks(&mut self, why: Why) {
+        self.line.breaks(why);
+        if self.line.sending > 0 {
+            assert!(self.line.sent(-libc::EPIPE).is_err());
+        }
+        if self.line.receiving != Receiving::Nothing {
+            assert!(self.line.received(-libc::ECANCELED).is_err());
+        }
+        while let Some(answer) = self.line.after_sending() {
+            self.answered(answer);
+        }
+        assert!(self.line.settles());
+        let (ours, end) = rustix::pipe::pipe().unwrap();
+        self.line.connected(ours, None);
+        self._end = end;
+        self.wire.clear();
+        self.replied = [false; 4];
+    }
+
+    fn step(&mut self, kind: u8, one: u8, two: u16) {
+        let tag = u16::from(one % 4);
+        match kind {
+            0 | 1 => self.ask(tag, read(u32::from(two) + 1)),
+            2 => self.ask(tag, Ask { command: nbd::CMD_FLUSH, ..Ask::default() }),
+            3 => self.sends(two.into()),
+            4 | 5 => self.replies(tag),
+            6 | 7 => self.receives(usize::from(two)),
+            8 => self.breaks(Why::Ended),
+            // The server says what nobody asked for, where an answer could begin or in the midst of one.
+            _ => self.wire.extend(two.to_le_bytes().iter().cycle().take(usize::from(one))),
+        }
+    }
+}
+
+proptest! {
+    /// Whatever is said in between: a request is answered once, and by what was asked.
+    #[test]
+    fn each_request_is_answered_once_through_any_number_of_connections(
+        steps in prop::collection::vec((0..9_u8, any::<u8>(), any::<u16>()), 1..300),
+    ) {
+        let mut world = World::new();
+        steps.into_iter().for_each(|(kind, one, two)| world.step(kind, one, two));
+        for _ in 0..64 {
+            world.sends(usize::MAX - 1);
+            (0..4).for_each(|tag| world.replies(tag));
+            (0..4).for_each(|_| world.receives(usize::MAX));
+        }
+        prop_assert!(world.asked.iter().all(Option::is_none), "{:?} {:?}", world.asked, world.line.pieces);
+        prop_assert_eq!(world.line.busy, 0);
+    }
+
+    #[test]
+    fn lies_in_between_end_a_connection_and_nothing_else(
+        steps in prop::collection::vec((0..10_u8, any::<u8>(), any::<u16>()), 1..300),
+    ) {
+        let mut world = World::new();
+        // What is said inside of a read's data is data: results are as asked, bytes need not be.
+        for (kind, one, two) in steps {
+            if kind == 9 && world.line.payload.is_some() {
+                continue;
+            }
+            world.step(kind, one, two);
+        }
+    }
+}

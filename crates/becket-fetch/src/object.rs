@@ -60,7 +60,7 @@ pub(crate) struct Object {
     pub(crate) memory_only: bool,
     /// When there was no room in it.
     full: Mutex<Option<Instant>>,
-    /// See [`Options`].
+    /// See [`crate::Options`].
     pub(crate) record: bool,
     pub(crate) foreseen: Vec<Range<u64>>,
 }

@@ -256,19 +256,27 @@ impl Object {
         if gone.is_empty() {
             return Ok(());
         }
-        let set = |state| {
-            let mut chunks = lock(&self.chunks);
-            for chunk in gone {
+        let mut chunks = lock(&self.chunks);
+        // One that is busy is being fetched once more, and one that a predecessor has brought is unknown here.
+        let goes = |chunk: &u64| match chunks.get(index(*chunk)) {
+            Some(Chunk::Good) => true,
+            Some(Chunk::Unknown) => self.presence.place(*chunk) == Some(Where::Memory),
+            _ => false,
+        };
+        let gone: Vec<u64> = gone.iter().copied().filter(goes).collect();
+        let set = |chunks: &mut [Chunk], state| {
+            for chunk in &gone {
                 if let Some(chunk) = chunks.get_mut(index(*chunk)) {
                     *chunk = state;
                 }
             }
         };
         // Until its memory is free nobody else writes there.
-        set(Chunk::Busy);
+        set(&mut chunks, Chunk::Busy);
+        drop(chunks);
         self.good.fetch_sub(gone.len() as u64, Ordering::Relaxed);
-        let freed = InMemory::free(&self.presence, gone);
-        set(Chunk::Unknown);
+        let freed = InMemory::free(&self.presence, &gone);
+        set(&mut lock(&self.chunks), Chunk::Unknown);
         self.changed.notify_all();
         // Somebody may have asked meanwhile.
         self.presence.look_again();
@@ -414,10 +422,12 @@ impl Object {
             self.came(busy, &mut coming, bytes)
         });
         if coming.taken {
-            // It is not whole, and nobody has found it.
             self.memory.give_back(self.held.meta.chunk);
-            let (start, len) = (coming.chunk * self.held.meta.chunk, self.held.meta.chunk);
-            self.presence.memory().free(start, len).map_err(self.failed("memory cannot be freed"))?;
+            // It is not whole. One that has been there all the time stays as it was.
+            if !self.presence.has(coming.chunk) {
+                let (start, len) = (coming.chunk * self.held.meta.chunk, self.held.meta.chunk);
+                self.presence.memory().free(start, len).map_err(self.failed("memory cannot be freed"))?;
+            }
         }
         got
     }

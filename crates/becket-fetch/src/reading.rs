@@ -192,7 +192,13 @@ impl Filler for Object {
         match ranges.iter().all(|range| self.chunks_of(range).all(in_file)) {
             true => Ok(()),
             // Who asks for this reads the file as it is.
-            false => Err(io::Error::new(io::ErrorKind::StorageFull, "the store has no room for all of it")),
+            false => {
+                let why = match self.memory_only {
+                    true => "it is read from a store, and there is none",
+                    false => "the store has no room for all of it",
+                };
+                Err(io::Error::new(io::ErrorKind::StorageFull, why))
+            }
         }
     }
 

@@ -257,7 +257,7 @@ impl Object {
             return Ok(());
         }
         let mut chunks = lock(&self.chunks);
-        // One that is busy is being fetched once more, and one that a predecessor has brought is unknown here.
+        // A busy one is being fetched once more; one that a predecessor has brought is unknown here.
         let goes = |chunk: &u64| match chunks.get(index(*chunk)) {
             Some(Chunk::Good) => true,
             Some(Chunk::Unknown) => self.presence.place(*chunk) == Some(Where::Memory),

@@ -99,7 +99,8 @@ fn fuse_a_server_that_dies_is_waited_for_and_one_flush_fails() {
     let place = scratch();
     let image = ext4(&place);
     let mut server = Server::nbdkit(&image, &[]);
-    let disk = open(&attach(&place, &[&server.uri("")]));
+    // Of several queues, one that was idle notices a death later, and fails a flush of its own.
+    let disk = open(&attach(&place, &["--queues", "1", &server.uri("")]));
     disk.write_all_at(&Block::of(1).0, 8192).unwrap();
     disk.sync_all().unwrap();
     // All is flushed: a break costs nothing.

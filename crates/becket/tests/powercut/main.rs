@@ -16,7 +16,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
 };
 
@@ -70,7 +70,10 @@ impl Logged {
         image::sparse(&log, 2048 * MIB);
         let below = [&data, &log].map(|image| Below::new(image, &[]));
         let table = format!("0 {} log-writes {} {}", size / 512, below[0].path(), below[1].path());
-        Logged { mapped: Mapped::new("log", &table), _below: below, log }
+        // The tests of this program run side by side.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("log{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        Logged { mapped: Mapped::new(&name, &table), _below: below, log }
     }
 
     fn mark(&self, text: &str) {

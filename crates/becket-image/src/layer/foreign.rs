@@ -273,8 +273,10 @@ mod tests {
 
     #[test]
     fn random_bytes_are_none_of_them() {
-        use proptest::test_runner::{Config, TestRunner};
-        let mut runner = TestRunner::new(Config { cases: 20_000, ..Config::default() });
+        use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+        // The same bytes each time: three bytes of some of the magics come by chance once in a million.
+        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let mut runner = TestRunner::new_with_rng(Config { cases: 20_000, ..Config::default() }, rng);
         let bytes = proptest::collection::vec(proptest::num::u8::ANY, 512);
         runner
             .run(&bytes, |bytes| {

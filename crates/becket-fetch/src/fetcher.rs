@@ -230,7 +230,7 @@ impl Fetcher {
             }
         }
         if self.object.is_full() {
-            // It would only take the place of what somebody reads.
+            // A chunk that no reader waits for would evict one that is being read.
             return None;
         }
         self.object.claim(&self.presence, 0, true, in_chunks(PART), &|at| self.presence.is_later(at))

@@ -271,14 +271,14 @@ impl Object {
                 }
             }
         };
-        // Until its memory is free nobody else writes there.
+        // A busy chunk is not fetched, so no other thread writes into the memory that is being freed.
         set(&mut chunks, Chunk::Busy);
         drop(chunks);
         self.good.fetch_sub(gone.len() as u64, Ordering::Relaxed);
         let freed = InMemory::free(&self.presence, &gone);
         set(&mut lock(&self.chunks), Chunk::Unknown);
         self.changed.notify_all();
-        // Somebody may have asked meanwhile.
+        // A reader may have asked for one of them while it was busy.
         self.presence.look_again();
         freed.map_err(self.failed("memory cannot be freed"))
     }

@@ -136,7 +136,7 @@ turn() { # ENTRANT
     done
 }
 turns 1 turn
-# many NAME COUNT: so many exports of the image, each with an overlay of its own, are started and read at the
+# many COUNT: so many exports of the image, each with an overlay of its own, are started and read at the
 # same moment, with nothing in the store. Sets BYTES, FIRST and LAST: when the first and the last were read.
 many() {
     local number readers=() before begun sockets=$SHARED/many.

@@ -37,8 +37,8 @@ pub(crate) struct Slot {
     pub(crate) covers: u64,
     /// How the operation in flight was begun.
     pub(crate) way: Way,
-    /// How often chunks had gone from the memory that it reads, if it reads one (`target::filled`).
-    pub(crate) departures: Option<u32>,
+    /// For [`Way::Checked`]: how often chunks had left the memory that the operation reads.
+    pub(crate) departures: u32,
     /// The next operation may block: trying it without was refused.
     pub(crate) blocks: bool,
     /// The slot holds a request that has not finished.
@@ -103,7 +103,7 @@ impl Slot {
         retries: 0,
         covers: 0,
         way: Way::Free,
-        departures: None,
+        departures: 0,
         blocks: false,
         busy: false,
     };

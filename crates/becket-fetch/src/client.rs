@@ -47,6 +47,9 @@ const SHORT_MAX: u64 = 4 << 20;
 /// How much is read at once.
 const BUFFER: usize = 128 << 10;
 
+/// What a proxy wants that got no password, or a wrong one.
+const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
+
 /// Takes the bytes of an answer in order.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
 
@@ -68,9 +71,6 @@ pub(crate) struct Client {
     /// Hears of long waits.
     pub(crate) waiting: Option<Waiting>,
 }
-
-/// What a proxy wants that got no password, or a wrong one.
-const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
 
 /// Hears for which URL it is tried again, and why.
 #[derive(Clone)]
@@ -219,10 +219,7 @@ impl Client {
     fn short(&self, url: &str, headers: &[Header], inward: &str) -> Result<Short, Error> {
         self.check_inward(inward, url)?;
         let once = || {
-            let request = headers
-                .iter()
-                .fold(self.agent_for(url).get(url), |all, (name, value)| all.header(*name, value));
-            let mut answer = request.call().map_err(|error| self.failed(error))?;
+            let mut answer = self.call(url, headers).map_err(|error| self.failed(error))?;
             let status = answer.status().as_u16();
             if is_busy(status) {
                 return Err(self.status(status, &answer, None));
@@ -329,32 +326,30 @@ impl Client {
         known: Option<&Known>,
     ) -> Result<Response<Body>, Trouble> {
         let last = range.end.saturating_sub(1);
-        let mut headers = vec![("Range".to_owned(), format!("bytes={}-{last}", range.start))];
+        let mut headers = vec![("Range", format!("bytes={}-{last}", range.start))];
         if let Some((name, value)) = known.and_then(|known| known.version.condition()) {
-            headers.push((name.to_owned(), value.to_owned()));
+            headers.push((name, value.to_owned()));
         }
         // Secrets are for the server of the address.
         if Parts::of(url).is_same_server(Parts::of(address)) {
-            let more = lock(&self.access).rights.origin().headers(url, range);
-            headers.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
+            headers.extend(lock(&self.access).rights.origin().headers(url, range));
         }
         self.call(url, &headers).map_err(|error| self.failed(error))
     }
 
-    /// Asks, and asks again over another connection where the answer is late.
-    fn call(&self, url: &str, headers: &[(String, String)]) -> Result<Response<Body>, ureq::Error> {
+    /// Sends a request, and sends it again over another connection if the answer is late.
+    fn call(&self, url: &str, headers: &[Header]) -> Result<Response<Body>, ureq::Error> {
         let began = Instant::now();
-        for tries in 0.. {
-            let left = if tries == 0 { PATIENCE } else { PATIENCE.saturating_sub(began.elapsed()) };
-            let late = self.pace.late(tries).filter(|late| *late < left);
-            let request = headers
-                .iter()
-                .fold(self.agent_for(url).get(url), |all, (name, value)| all.header(name, value));
+        let mut tries = 0;
+        loop {
+            let late = self.pace.late(tries).filter(|late| began.elapsed() + *late < PATIENCE);
+            let request = self.agent_for(url).get(url);
+            let request = headers.iter().fold(request, |all, (name, value)| all.header(*name, value));
             let asked = Instant::now();
-            let answer = match late.unwrap_or(left) {
-                // A request with a time of its own has to prepare TLS anew.
-                PATIENCE => request.call(),
-                time => request.config().timeout_recv_response(Some(time)).build().call(),
+            let answer = match late {
+                // ureq prepares TLS anew for a request with a limit of its own.
+                Some(late) => request.config().timeout_recv_response(Some(late)).build().call(),
+                None => request.call(),
             };
             let is_late = matches!(answer, Err(ureq::Error::Timeout(ureq::Timeout::RecvResponse)));
             if answer.is_ok() || is_late {
@@ -363,8 +358,8 @@ impl Client {
             if !is_late || late.is_none() {
                 return answer;
             }
+            tries += 1;
         }
-        Err(ureq::Error::Timeout(ureq::Timeout::RecvResponse))
     }
 
     /// What a request that got no answer means.

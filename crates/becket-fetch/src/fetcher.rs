@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use becket_image::filled::{Condition, Fetching, Presence};
+use becket_image::filled::{Condition, Fetching};
 
 use crate::Error;
 use crate::client::Client;
@@ -64,15 +64,14 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let table = Table::of_boot(File::from(table), boot);
     let held =
         Held { meta, path: PathBuf::from("the store"), data: File::from(data), table, _temporary: None };
-    let presence = presence.again()?;
-    let object = Object::filling(held, client, known, presence.again()?, record, memory_only);
     let chunks = presence.chunks();
+    let mut object = Object::new(held, client, known, presence, true);
+    (object.record, object.memory_only) = (record, memory_only);
     let ahead = foreseen.iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
     let plan = Plan { has_trace: !foreseen.is_empty(), ahead, ..Plan::default() };
     let state = State { away: None, said: None, changed: false };
     let fetcher = Fetcher {
         object,
-        presence,
         timeout,
         tell,
         chair: Mutex::new(plan),
@@ -80,7 +79,7 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
         state: Mutex::new(state),
     };
     // What a predecessor has brought and not reported.
-    fetcher.presence.set_fails(false);
+    fetcher.object.presence.set_fails(false);
     std::thread::scope(|scope| {
         for _ in 1..LINES {
             std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || fetcher.work())?;
@@ -99,7 +98,6 @@ fn text_of(order: &File) -> io::Result<Vec<u8>> {
 
 struct Fetcher {
     object: Object,
-    presence: Presence,
     timeout: Option<Duration>,
     tell: Box<dyn Fn(Condition) + Send + Sync>,
     /// Held by the thread that looks for work.
@@ -178,15 +176,15 @@ impl Fetcher {
     fn next(&self) -> Range<u64> {
         let mut plan = lock(&self.chair);
         loop {
-            let asked = self.presence.asked();
+            let asked = self.object.presence.asked();
             if let Some(run) = self.find(&mut plan) {
                 self.fetching.fetch_add(1, Ordering::SeqCst);
                 return run;
             }
             // What others are fetching is to be synced, too, when it is there.
             let more = self.fetching.load(Ordering::SeqCst) > 0 || self.object.is_full();
-            self.presence.await_ask(asked, (more || self.object.has_unsynced()).then_some(IDLE));
-            if self.presence.asked() == asked {
+            self.object.presence.await_ask(asked, (more || self.object.has_unsynced()).then_some(IDLE));
+            if self.object.presence.asked() == asked {
                 // A full disk is reported with the next chunk.
                 let _ = self.object.sync();
             }
@@ -198,15 +196,15 @@ impl Fetcher {
         if lock(&self.state).changed {
             return None;
         }
-        let chunk = self.presence.chunk();
+        let chunk = self.object.presence.chunk();
         let in_chunks = |bytes: u64| (bytes / chunk).max(1);
-        let wanted = |at| self.presence.is_wanted(at);
-        if let Some(mut run) = self.object.claim(&self.presence, plan.next, false, in_chunks(RUN), &wanted) {
+        let wanted = |at| self.object.presence.is_wanted(at);
+        if let Some(mut run) = self.object.claim(plan.next, false, in_chunks(RUN), &wanted) {
             let most = if self.object.wanted(&run) { 0 } else { AHEAD / chunk };
             // What is in the store was fetched with what is beside it, and a trace names that.
             let beside = u64::from(!plan.has_trace && self.object.lacks(&run));
             let ahead = plan.follow(&run, beside, SOON / chunk, most);
-            let end = (run.end + ahead).min(self.presence.chunks());
+            let end = (run.end + ahead).min(self.object.presence.chunks());
             // The first part comes with what is waited for.
             run.end = self.object.claim_more(run.end, end.min(run.end + in_chunks(PART)));
             let mut from = run.end;
@@ -229,11 +227,11 @@ impl Fetcher {
                 return Some(part.start..end);
             }
         }
-        if self.object.is_full() {
+        if self.object.is_full() || self.object.memory_only {
             // A chunk that no reader waits for would evict one that is being read.
             return None;
         }
-        self.object.claim(&self.presence, 0, true, in_chunks(PART), &|at| self.presence.is_later(at))
+        self.object.claim(0, true, in_chunks(PART), &|at| self.object.presence.is_later(at))
     }
 
     fn succeeded(&self) {
@@ -241,7 +239,7 @@ impl Fetcher {
         if state.away.take().is_some() && !state.changed {
             state.said = None;
             drop(state);
-            self.presence.set_fails(false);
+            self.object.presence.set_fails(false);
             (self.tell)(Condition::Fine);
         }
     }
@@ -251,7 +249,7 @@ impl Fetcher {
         let mut state = lock(&self.state);
         if matches!(error, Error::Changed { .. }) {
             if !std::mem::replace(&mut state.changed, true) {
-                self.presence.set_fails(true);
+                self.object.presence.set_fails(true);
                 (self.tell)(Condition::Changed(why));
             }
             return;
@@ -260,7 +258,7 @@ impl Fetcher {
         // It was tried for that long already.
         let since = *state.away.get_or_insert(now.checked_sub(PATIENCE).unwrap_or(now));
         if self.timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-            self.presence.set_fails(true);
+            self.object.presence.set_fails(true);
         }
         if state.said.is_none() {
             state.said = Some(why.clone());
@@ -269,7 +267,7 @@ impl Fetcher {
         drop(state);
         std::thread::sleep(PAUSE);
         // The chunks are free again, which the thread that looks for work cannot know.
-        self.presence.look_again();
+        self.object.presence.look_again();
     }
 }
 

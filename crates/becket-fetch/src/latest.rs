@@ -6,11 +6,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-use becket_image::codec::sha256;
+use crate::place::short_digest;
 
 fn link(store: &Path, url: &str) -> PathBuf {
-    let digest: String = sha256(url.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-    store.join(format!(".latest-{digest}"))
+    store.join(format!(".latest-{}", short_digest(url)))
 }
 
 /// The directory of that version.

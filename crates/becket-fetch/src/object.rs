@@ -44,7 +44,7 @@ pub(crate) struct Object {
     pub(crate) client: Client,
     known: Known,
     pub(crate) chunks: Mutex<Vec<Chunk>>,
-    /// How many of them are good.
+    /// How many have become good, as long as none is in memory.
     good: AtomicU64,
     changed: Condvar,
     pub(crate) fetched: AtomicU64,
@@ -149,30 +149,15 @@ impl Object {
         }
     }
 
-    /// One whose chunks readers in other processes see.
-    pub(crate) fn filling(
-        held: Held,
-        client: Client,
-        known: Known,
-        presence: Presence,
-        record: bool,
-        memory_only: bool,
-    ) -> Object {
-        let mut object = Object::new(held, client, known, presence, true);
-        (object.record, object.memory_only) = (record, memory_only);
-        object
-    }
-
-    /// Whether what comes is kept in memory, for some time at least.
+    /// Whether the store had no room a moment ago: new chunks go to memory for some seconds at least.
     pub(crate) fn is_full(&self) -> bool {
-        self.memory_only || lock(&self.full).is_some_and(|when| when.elapsed() < FULL)
+        lock(&self.full).is_some_and(|when| when.elapsed() < FULL)
     }
 
     /// Takes chunks that nobody looks at yet, from the next one that is asked for on: that and those behind
     /// it that are `wanted`, too. They are for [`Object::bring_run`].
     pub(crate) fn claim(
         &self,
-        presence: &Presence,
         from: u64,
         later: bool,
         most: u64,
@@ -181,13 +166,13 @@ impl Object {
         let mut chunks = lock(&self.chunks);
         let is_free = |chunks: &[Chunk], at| match chunks.get(index(at)) {
             Some(Chunk::Unknown) => true,
-            // A predecessor has let it go.
-            Some(Chunk::Good) => !presence.has(at),
+            // A predecessor has evicted it.
+            Some(Chunk::Good) => !self.presence.has(at),
             _ => false,
         };
         let (mut at, mut first_seen) = (from, None);
         let first = loop {
-            let found = presence.next_wanted(at, later)?;
+            let found = self.presence.next_wanted(at, later)?;
             if first_seen == Some(found) {
                 return None;
             }
@@ -274,7 +259,6 @@ impl Object {
         // A busy chunk is not fetched, so no other thread writes into the memory that is being freed.
         set(&mut chunks, Chunk::Busy);
         drop(chunks);
-        self.good.fetch_sub(gone.len() as u64, Ordering::Relaxed);
         let freed = InMemory::free(&self.presence, &gone);
         set(&mut lock(&self.chunks), Chunk::Unknown);
         self.changed.notify_all();

@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use becket_image::codec::sha256;
+
 use crate::Error;
 
 /// The longest URL.
@@ -61,6 +63,11 @@ impl Place {
         let last = path.rsplit('/').next().unwrap_or_default();
         plain_name(last)
     }
+}
+
+/// A name for a text: hexadecimal digits of its digest.
+pub(crate) fn short_digest(text: &str) -> String {
+    sha256(text.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A name for a file in the store after another name, of harmless letters.

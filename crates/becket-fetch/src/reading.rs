@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -42,31 +41,37 @@ impl Object {
         if reader.1 > self.held.meta.chunk { reader.1 } else { 0 }
     }
 
-    /// Reads bytes some of which are in memory, and may go before they are read.
-    fn read_where_it_is(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+    /// Reads bytes whose chunks were brought. Chunks that are evicted from memory meanwhile are brought again.
+    fn read_brought(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let at = offset + done as u64;
-            let departures = self.presence.departures();
-            let Some((place, len)) = self.presence.start_of(at, rest.len() as u64) else {
-                let chunks = self.chunks_of(&(at..at + rest.len() as u64));
+            let (at, left) = (offset + done as u64, rest.len() as u64);
+            let read = self.presence.read_start(&self.held.data, rest, at)?;
+            if read == 0 {
+                let chunks = self.chunks_of(&(at..at + left));
                 self.forget_gone(&chunks);
                 self.ensure(chunks)?;
-                continue;
-            };
-            let part = rest.get_mut(..index(len)).unwrap_or_default();
-            match place {
-                Where::File => read(&self.held.data, part, at)?,
-                Where::Memory => self.presence.memory().read(part, at)?,
             }
-            if place == Where::File || self.presence.departures() == departures {
-                done += index(len);
-            }
+            done += read;
         }
         Ok(())
     }
 
-    /// Notes which chunks another process, to which they were lent, has let go.
+    /// Reads a part of a request that is brought by one request to the server.
+    fn read_part(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset + buf.len() as u64;
+        let ahead = self.ahead(offset, end);
+        let mut chunks = self.chunks_of(&(offset..end));
+        let missing = !self.are_good(&chunks);
+        if missing && !self.wanted(&chunks) && ahead > 0 {
+            // One request brings what is behind it, too.
+            chunks.end = self.chunks_of(&(offset..end.saturating_add(ahead))).end;
+        }
+        self.ensure(chunks)?;
+        self.read_brought(buf, offset)
+    }
+
+    /// Notes which chunks were evicted by another process, to which the table was lent.
     fn forget_gone(&self, chunks: &Range<u64>) {
         let mut known = lock(&self.chunks);
         for chunk in chunks.clone() {
@@ -145,29 +150,10 @@ impl Object {
 impl ReadAt for Object {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.held.meta.size);
-        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        if buf.is_empty() {
-            return Ok(());
-        }
-        let most = index(RUN);
-        if buf.len() > most {
-            // What comes first may go before the rest is there.
-            let (first, rest) = buf.split_at_mut(most);
-            self.read_at(first, offset)?;
-            return self.read_at(rest, offset + RUN);
-        }
-        let ahead = self.ahead(offset, end);
-        let mut chunks = self.chunks_of(&(offset..end));
-        let missing = !self.are_good(&chunks);
-        if missing && !self.wanted(&chunks) && ahead > 0 {
-            // One request brings what is behind it, too.
-            chunks.end = self.chunks_of(&(offset..end.saturating_add(ahead))).end;
-        }
-        self.ensure(chunks)?;
-        if !self.presence.uses_memory() {
-            return read(&self.held.data, buf, offset);
-        }
-        self.read_where_it_is(buf, offset)
+        end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        // The chunks of a longer part may not all fit into memory at once.
+        let parts = (offset..).step_by(index(RUN)).zip(buf.chunks_mut(index(RUN)));
+        parts.into_iter().try_for_each(|(at, part)| self.read_part(part, at))
     }
 }
 
@@ -175,10 +161,6 @@ impl ReadAt for Object {
 fn envelope(file: &File) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-fn read(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
-    file.read_exact_at(buf, offset)
 }
 
 impl Filler for Object {
@@ -191,7 +173,7 @@ impl Filler for Object {
         let in_file = |chunk| self.presence.place(chunk) != Some(Where::Memory);
         match ranges.iter().all(|range| self.chunks_of(range).all(in_file)) {
             true => Ok(()),
-            // Who asks for this reads the file as it is.
+            // The caller reads the file itself, where these chunks are not.
             false => {
                 let why = match self.memory_only {
                     true => "it is read from a store, and there is none",

@@ -19,14 +19,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use becket_image::codec::sha256;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::latest;
-use crate::place::{Place, shown};
+use crate::place::{Place, short_digest, shown};
 use crate::table::Table;
 use crate::temporary::Temporary;
 use crate::trace::{self, Need};
@@ -94,8 +93,7 @@ impl Meta {
 }
 
 fn id_of(url: &str, version: &Version, size: u64) -> String {
-    let all = format!("{url}\n{}\n{size}\n", version.line());
-    sha256(all.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
+    short_digest(&format!("{url}\n{}\n{size}\n", version.line()))
 }
 
 /// The files of an object that is in use: nobody removes it as long as this lives.

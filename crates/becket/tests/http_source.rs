@@ -310,9 +310,8 @@ fn a_proxy_is_the_way_to_servers_of_other_networks() {
     let place = scratch();
     let origin = Origin::start(fs::read(ext4(&place)).unwrap());
     let Tls { _server, port, authority, .. } = tls(&place);
-    let own: u16 = origin.url("").rsplit(':').next().unwrap().parse().unwrap();
     // "me:secret"
-    let proxy = Proxy::start(own, port, Some("Basic bWU6c2VjcmV0"));
+    let proxy = Proxy::start(origin.port(), port, Some("Basic bWU6c2VjcmV0"));
     let through = |who: &str, words: &[&str]| {
         let way = format!("http://{who}{}", proxy.address());
         let mut becket = command(&place, words);
@@ -350,8 +349,7 @@ fn fuse_a_device_is_fetched_through_a_proxy() {
     let place = scratch();
     let image = ext4(&place);
     let origin = Origin::start(fs::read(&image).unwrap());
-    let own: u16 = origin.url("").rsplit(':').next().unwrap().parse().unwrap();
-    let proxy = Proxy::start(own, 1, Some("Basic bWU6c2VjcmV0"));
+    let proxy = Proxy::start(origin.port(), 1, Some("Basic bWU6c2VjcmV0"));
     let words = ["attach", "--via", "fuse", "--origin-timeout", "60s", "http://images.test/d.img"];
     let mut attach = command(&place, &words);
     attach.env("http_proxy", format!("http://me:secret@{}", proxy.address()));

@@ -119,11 +119,11 @@ impl Connector {
         self.stays = stays;
     }
 
-    /// How many bytes of an image are there, where it is fetched.
-    pub(super) fn stored(&self) -> Option<Fetched> {
+    /// How many bytes of an image are there, where it is fetched; requests have waited for it `waits` times.
+    pub(super) fn fetched(&self, waits: u64) -> Option<Fetched> {
         let Work::Fill(_, table) = &self.line.work else { return None };
         let (all, memory) = table.there();
-        Some(Fetched { bytes: all.saturating_sub(memory), size: table.size(), memory, waits: 0 })
+        Some(Fetched { bytes: all.saturating_sub(memory), size: table.size(), memory, waits })
     }
 
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.

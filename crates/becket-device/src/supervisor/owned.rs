@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use becket_engine::{Fetched, Summary};
+use becket_engine::Summary;
 use becket_transport::Abilities;
 use tracing::error;
 
@@ -88,9 +88,8 @@ impl Owning {
     pub(super) fn counted(&self) -> Result<Summary, Error> {
         self.responds()?;
         let stats = self.worker.stats(DeviceId::of(&self.device.info))?;
-        let stored = self.connector.as_ref().and_then(Connector::stored);
         let waits = stats.fetched.unwrap_or_default().waits;
-        let fetched = stored.map(|there| Fetched { waits, ..there });
+        let fetched = self.connector.as_ref().and_then(|connector| connector.fetched(waits));
         Ok(Summary { fetched, ..stats })
     }
 

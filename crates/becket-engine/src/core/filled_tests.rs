@@ -91,6 +91,13 @@ impl Store {
         }
     }
 
+    /// Turns until the first page of a request has been read.
+    fn begins_to_come(&mut self, tag: u16) {
+        while self.bench.core.slab[usize::from(tag)].done < PAGE {
+            self.bench.turn();
+        }
+    }
+
     fn has_note(&self) -> bool {
         let mut list = Vec::new();
         self.bench.core.mailbox.take(&mut list);
@@ -257,9 +264,7 @@ fn a_read_whose_parts_are_never_there_together_goes_on() {
     store.depart(1);
     store.fill_memory(0);
     store.notes(1);
-    while store.bench.core.slab[0].done < PAGE {
-        store.bench.turn();
-    }
+    store.begins_to_come(0);
     store.depart(0);
     store.fill_memory(1);
     store.notes(1);
@@ -273,15 +278,13 @@ fn a_read_whose_parts_are_never_there_together_goes_on() {
     let began = Instant::now();
     while !store.presence.is_wanted(4) {
         assert!(began.elapsed() < Duration::from_secs(20), "it is not asked for again");
-        // Who looks in just that moment finds it, and then not any more.
+        // The waiting thread may have seen the chunk before it left.
         store.some_notes();
         std::thread::sleep(Duration::from_millis(1));
     }
     store.fill_memory(4);
     store.notes(1);
-    while store.bench.core.slab[1].done < PAGE {
-        store.bench.turn();
-    }
+    store.begins_to_come(1);
     store.fill(5);
     store.notes(1);
     assert_eq!(store.bench.await_all(&[1]), [Ok(2 * PAGE)]);

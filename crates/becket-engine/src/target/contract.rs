@@ -4,13 +4,14 @@
 use std::{os::fd::BorrowedFd, sync::Arc};
 
 use becket_image::DirectIo;
+use io_uring::squeue;
 use rustix::io::Errno;
 
 use super::{straight::Straight, syncs::Syncs};
 use crate::{
     decode::{Mailbox, Waiter},
     governor::Governor,
-    ring::Transfer,
+    ring::{Transfer, listed},
     slot::{Slot, Step},
 };
 
@@ -37,6 +38,16 @@ pub(crate) struct Piece {
     pub(crate) direct_io: DirectIo,
     /// The first of the source's slots in the ring's table.
     pub(crate) slots: u32,
+}
+
+impl Piece {
+    /// The operation that moves `len` bytes of it, by the source's slot of that number, at that place of its
+    /// descriptor.
+    pub(crate) fn transfer(&self, slot: u32, offset: u64, len: u64, flags: i32) -> squeue::Entry {
+        let (target, len, flags) = (self.slots + slot, len as u32, self.carrier.flags | flags);
+        let entry = Transfer { target, offset, len, flags, ..self.carrier }.entry();
+        if self.ranges > 0 { listed(entry, self.ranges) } else { entry }
+    }
 }
 
 /// What the completion of an operation that did not fail means.

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Op,
     governor::{Class, Governor},
-    ring::{Transfer, fixed, listed},
+    ring::fixed,
     slot::{Slot, Step, Way, errno_of},
 };
 
@@ -59,10 +59,7 @@ impl FileTarget {
             });
         slot.file.buffered = !direct;
         let flags = way::way_of(governor, slot, facts, wanted, stays);
-        let target = piece.slots + u32::from(direct);
-        let (offset, len, flags) = (piece.offset, slot.asked as u32, piece.carrier.flags | flags);
-        let entry = Transfer { target, offset, len, flags, ..piece.carrier }.entry();
-        if piece.ranges > 0 { listed(entry, piece.ranges) } else { entry }
+        piece.transfer(direct.into(), piece.offset, slot.asked, flags)
     }
 
     /// The operation that zeroes a piece.

@@ -75,3 +75,11 @@ pub(crate) fn entries(log: &Path) -> (File, Vec<Entry>) {
     }
     (file, entries)
 }
+
+/// Where behind `begin` the power could have gone: how many such places there are, and so many `points` of
+/// them, the last one among these.
+pub(crate) fn cuts(entries: &[Entry], begin: usize, points: usize) -> (usize, Vec<usize>) {
+    let cuts: Vec<usize> = (begin..entries.len()).filter(|index| entries[*index].is_a_cut()).collect();
+    let chosen = (1..=points).map(|point| cuts[(cuts.len() - 1) * point / points]);
+    (cuts.len(), chosen.collect())
+}

@@ -132,8 +132,7 @@ fn replay(place: &Scratch, kind: Kind, log: &Path, points: usize, promises: u64)
     image::sparse(&disk, kind.size);
     let disk_file = File::options().write(true).open(&disk).unwrap();
     let begin = begin_of(&entries);
-    let cuts: Vec<usize> = (begin..entries.len()).filter(|index| entries[*index].is_a_cut()).collect();
-    let chosen: Vec<usize> = (1..=points).map(|point| cuts[(cuts.len() - 1) * point / points]).collect();
+    let (cuts, chosen) = log::cuts(&entries, begin, points);
     let mut kept = 0;
     for (index, entry) in entries.iter().enumerate() {
         entry.replay(&file, &disk_file);
@@ -158,7 +157,7 @@ fn replay(place: &Scratch, kind: Kind, log: &Path, points: usize, promises: u64)
         "{}: {} writes logged, {} places where the power could have gone, {} looked at, {promises} promises: all kept",
         kind.name,
         entries.iter().filter(|entry| entry.has_bytes()).count(),
-        cuts.len(),
+        cuts,
         chosen.len()
     )
 }

@@ -97,8 +97,7 @@ impl Recorded {
         image::sparse(&disk, SIZE);
         let disk_file = File::options().write(true).open(&disk).unwrap();
         let begin = begin_of(&entries);
-        let cuts: Vec<usize> = (begin..entries.len()).filter(|index| entries[*index].is_a_cut()).collect();
-        let chosen: Vec<usize> = (1..=points).map(|point| cuts[(cuts.len() - 1) * point / points]).collect();
+        let (cuts, chosen) = log::cuts(&entries, begin, points);
         let mut most = 0;
         for (index, entry) in entries.iter().enumerate() {
             entry.replay(&file, &disk_file);
@@ -117,12 +116,12 @@ impl Recorded {
             }
         }
         let (good, damaged) = self.found(place, &copy_of(place, &disk), false);
-        assert!(damaged > 0, "nobody noticed that a quarter is gone: {good} bytes are good");
+        assert!(damaged > 0, "a lost quarter is not found: {good} bytes are good");
         format!(
             "a store: {} writes logged, {} places where the power could have gone, {} looked at: \
              nothing was there that the power had taken",
             entries.iter().filter(|entry| entry.has_bytes()).count(),
-            cuts.len(),
+            cuts,
             chosen.len()
         )
     }

@@ -26,7 +26,6 @@ use super::{
 use crate::{
     decode::{Mailbox, Waiter},
     governor::Governor,
-    ring::{Transfer, listed},
     slot::{Slot, Step, Way},
 };
 
@@ -52,7 +51,7 @@ impl FilledTarget {
         FilledTarget { file: FileTarget::new(file, queues), presence, waits, envelopes }
     }
 
-    /// What a piece does whose first chunk is not there.
+    /// What a piece does that cannot be read yet.
     fn missing(&self) -> Result<Step, Errno> {
         if self.presence.fails() { Err(Errno::IO) } else { Ok(Step::Waits) }
     }
@@ -60,10 +59,8 @@ impl FilledTarget {
     /// The operation that reads a piece from memory.
     fn remembered(&self, piece: &Piece, slot: &mut Slot, departures: u32) -> Step {
         let (_, start) = self.presence.memory().parts();
-        (slot.way, slot.departures) = (Way::Checked, Some(departures));
-        let (target, offset, len) = (piece.slots + MEMORY, start + piece.offset, slot.asked as u32);
-        let entry = Transfer { target, offset, len, ..piece.carrier }.entry();
-        Step::Operate(if piece.ranges > 0 { listed(entry, piece.ranges) } else { entry })
+        (slot.way, slot.departures) = (Way::Checked, departures);
+        Step::Operate(piece.transfer(MEMORY, start + piece.offset, slot.asked, 0))
     }
 }
 
@@ -88,16 +85,12 @@ impl Target for FilledTarget {
         if slot.request.op.modifies() {
             return Err(Errno::ROFS);
         }
-        slot.departures = None;
-        // In this order: the first chunk in memory is there only after it is known that there are such.
-        let all = self.presence.has_all(piece.offset, slot.asked);
-        if !self.presence.uses_memory() {
-            return if all { self.file.operate(piece, slot, governor) } else { self.missing() };
-        }
-        // Before the look: what goes after it is noticed.
+        // The count is read before the table: a later departure changes it.
         let departures = self.presence.departures();
         match self.presence.start_of(piece.offset, slot.asked) {
-            // A list cannot be shortened: it is made anew, and not as a list.
+            // In a file, chunks stay: the piece waits for all of them.
+            Some((_, len)) if len < slot.asked && !self.presence.uses_memory() => self.missing(),
+            // A list cannot be shortened. The piece is planned again, and not as a list.
             Some((_, len)) if len < slot.asked && piece.ranges > 0 => Ok(Step::Waits),
             Some((place, len)) => {
                 slot.asked = len;
@@ -119,11 +112,13 @@ impl Target for FilledTarget {
     }
 
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
-        match slot.departures.take() {
-            None => self.file.completed(slot, result),
-            // What was read is read again, from wherever it is now.
-            Some(seen) if seen != self.presence.departures() => Ok(Completed::Refused),
-            Some(_) => slot.absorb(result).map(|()| Completed::GoesOn),
+        if slot.way != Way::Checked {
+            return self.file.completed(slot, result);
+        }
+        // After a departure the piece is read again, from wherever its chunks are now.
+        match slot.departures == self.presence.departures() {
+            true => slot.absorb(result).map(|()| Completed::GoesOn),
+            false => Ok(Completed::Refused),
         }
     }
 

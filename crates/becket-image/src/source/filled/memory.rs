@@ -1,31 +1,28 @@
-//! The room behind a table for chunks that their file has no room for: memory, used as a file's.
+//! The room behind a table for chunks that their file has no room for: memory, read and written as a file.
 //! It knows no chunks, and never decides what is in it.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::FileExt as _;
 
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
+use rustix::fs::{FallocateFlags, fallocate};
 
 /// See the module. Offsets are those of the file whose bytes are here, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory<'a> {
-    fd: BorrowedFd<'a>,
+    file: &'a File,
     start: u64,
 }
 
 impl<'a> Memory<'a> {
-    pub(super) fn new(fd: BorrowedFd<'a>, start: u64) -> Memory<'a> {
-        Memory { fd, start }
+    pub(super) fn new(file: &'a File, start: u64) -> Memory<'a> {
+        Memory { file, start }
     }
 
-    /// What is to be read, and where the file's first byte would be in it.
+    /// The memory's descriptor, and where in it the file's first byte is.
     pub fn parts(self) -> (BorrowedFd<'a>, u64) {
-        (self.fd, self.start)
-    }
-
-    fn place(self, offset: u64, done: usize) -> io::Result<u64> {
-        Ok(self.start.checked_add(offset).and_then(|at| at.checked_add(done as u64)).ok_or(Errno::INVAL)?)
+        (self.file.as_fd(), self.start)
     }
 
     /// Writes all bytes at `offset`.
@@ -33,16 +30,7 @@ impl<'a> Memory<'a> {
     /// # Errors
     /// There is no memory.
     pub fn write(self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let mut done = 0;
-        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            match rustix::io::pwrite(self.fd, rest, self.place(offset, done)?) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
+        self.file.write_all_at(bytes, self.start.saturating_add(offset))
     }
 
     /// Fills `buf` with the bytes from `offset` on.
@@ -50,16 +38,7 @@ impl<'a> Memory<'a> {
     /// # Errors
     /// There are not so many.
     pub fn read(self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut done = 0;
-        while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match rustix::io::pread(self.fd, rest, self.place(offset, done)?) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
+        self.file.read_exact_at(buf, self.start.saturating_add(offset))
     }
 
     /// Frees the memory of a range, which reads as zeroes then.
@@ -67,9 +46,8 @@ impl<'a> Memory<'a> {
     /// # Errors
     /// Those of `fallocate`.
     pub fn free(self, offset: u64, len: u64) -> io::Result<()> {
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::io::retry_on_intr(|| {
-            rustix::fs::fallocate(self.fd, how, self.place(offset, 0).map_err(|_| Errno::INVAL)?, len)
-        })?)
+        let (how, at) =
+            (FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, self.start.saturating_add(offset));
+        Ok(rustix::io::retry_on_intr(|| fallocate(self.file, how, at, len))?)
     }
 }

@@ -181,16 +181,9 @@ impl ReadAt for Waiting {
             let (seen, departures) = (self.presence.news(), self.presence.departures());
             let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) else { return Ok(()) };
             let (at, left) = (offset.saturating_add(done as u64), rest.len() as u64);
-            if let Some((place, len)) = self.presence.start_of(at, left) {
-                let len = usize::try_from(len).unwrap_or(usize::MAX);
-                let part = rest.get_mut(..len).ok_or(io::ErrorKind::UnexpectedEof)?;
-                match place {
-                    Where::File => self.file.read_at(part, at)?,
-                    Where::Memory => self.presence.memory().read(part, at)?,
-                }
-                if place == Where::File || self.presence.departures() == departures {
-                    done += len;
-                }
+            let read = self.presence.read_start(&*self.file, rest, at)?;
+            if read > 0 {
+                done += read;
                 continue;
             }
             if self.presence.fails() {

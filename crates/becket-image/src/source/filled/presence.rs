@@ -12,6 +12,7 @@
 //! notes the count, then looks, and finds the same count when it has read, has read the chunk
 //! ([`Presence::departures`]).
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +23,7 @@ use becket_uapi::shared::{self, Words};
 use rustix::fs::FlockOperation;
 
 use super::memory::Memory;
+use crate::ReadAt;
 
 /// The most chunks of a file.
 pub const MOST_CHUNKS: u64 = 1 << 20;
@@ -42,7 +44,7 @@ const USES_MEMORY: usize = 4;
 /// See the module.
 #[derive(Debug)]
 pub struct Presence {
-    fd: OwnedFd,
+    file: File,
     words: Words,
     /// The chunk's length in bytes is 1 shifted by this.
     shift: u32,
@@ -110,7 +112,7 @@ impl Presence {
             Ok(words) => (words, true),
             Err(_) => (Words::map(&fd, HEAD + Which::InMemory as usize * map, 0)?, false),
         };
-        Ok(Presence { fd, words, shift: chunk.trailing_zeros(), size, map, roomy })
+        Ok(Presence { file: fd.into(), words, shift: chunk.trailing_zeros(), size, map, roomy })
     }
 
     /// Another handle of the same table.
@@ -118,17 +120,17 @@ impl Presence {
     /// # Errors
     /// There is no descriptor or no memory.
     pub fn again(&self) -> io::Result<Presence> {
-        Presence::open(self.fd.try_clone()?, self.size, 1 << self.shift)
+        Presence::open(self.file.try_clone()?.into(), self.size, 1 << self.shift)
     }
 
     /// The descriptor by which another process gets it.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.as_fd()
     }
 
     /// Gives the descriptor away.
     pub fn into_fd(self) -> OwnedFd {
-        self.fd
+        self.file.into()
     }
 
     /// Length of the file in bytes.
@@ -279,7 +281,7 @@ impl Presence {
     /// Whether no other process lets chunks go from memory: the first that asks is the one, as long as it
     /// lives.
     pub fn is_alone(&self) -> bool {
-        rustix::fs::fcntl_lock(&self.fd, FlockOperation::NonBlockingLockExclusive).is_ok()
+        rustix::fs::fcntl_lock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
     /// Whether a request waits for a chunk.
@@ -358,7 +360,29 @@ impl Presence {
 
     /// The room behind the table for chunks that are not in the file.
     pub fn memory(&self) -> Memory<'_> {
-        Memory::new(self.fd.as_fd(), shared::room_behind(HEAD + MAPS * self.map))
+        Memory::new(&self.file, shared::room_behind(HEAD + MAPS * self.map))
+    }
+
+    /// Reads the bytes of a range that are there, from its start on, from memory or from `file`. Returns how
+    /// many these are: 0 if the first chunk is not there.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn read_start(&self, file: &dyn ReadAt, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        loop {
+            // The count is read before the table: a later departure changes it.
+            let departures = self.departures();
+            let Some((place, len)) = self.start_of(offset, buf.len() as u64) else { return Ok(0) };
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let part = buf.get_mut(..len).ok_or(io::ErrorKind::UnexpectedEof)?;
+            match place {
+                Where::File => return file.read_at(part, offset).map(|()| len),
+                Where::Memory => self.memory().read(part, offset)?,
+            }
+            if self.departures() == departures {
+                return Ok(len);
+            }
+        }
     }
 
     /// Has all readers look again.

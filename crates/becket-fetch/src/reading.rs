@@ -41,7 +41,7 @@ impl Object {
         if reader.1 > self.held.meta.chunk { reader.1 } else { 0 }
     }
 
-    /// Reads bytes whose chunks were brought. Chunks that are evicted from memory meanwhile are brought again.
+    /// Reads bytes whose chunks were brought. Chunks evicted from memory meanwhile are brought again.
     fn read_brought(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {

@@ -99,8 +99,7 @@ fn fuse_a_server_that_dies_is_waited_for_and_one_flush_fails() {
     let place = scratch();
     let image = ext4(&place);
     let mut server = Server::nbdkit(&image, &[]);
-    // Of several queues, one that was idle notices a death later, and fails a flush of its own.
-    let disk = open(&attach(&place, &["--queues", "1", &server.uri("")]));
+    let disk = open(&attach(&place, &["--queues", "2", &server.uri("")]));
     disk.write_all_at(&Block::of(1).0, 8192).unwrap();
     disk.sync_all().unwrap();
     // All is flushed: a break costs nothing.
@@ -126,6 +125,62 @@ fn fuse_a_server_that_dies_is_waited_for_and_one_flush_fails() {
     assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "the server may have lost it");
     disk.sync_all().unwrap();
     disk.write_all_at(&Block::of(3).0, 4096).unwrap();
+    disk.sync_all().unwrap();
+    // Whichever queues were idle at a death or not: of each, one flush fails, and each write is there.
+    for round in 4..12 {
+        let readers: Vec<_> = (0..4).map(|_| disk.try_clone().unwrap()).collect();
+        let threads = readers.into_iter().map(|disk| {
+            thread::spawn(move || (0..8).try_for_each(|at| disk.read_exact_at(&mut Block::of(0).0, at << 16)))
+        });
+        let threads: Vec<_> = threads.collect();
+        disk.write_all_at(&Block::of(round).0, 4096).unwrap();
+        server.die();
+        server.again();
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        disk.write_all_at(&Block::of(round).0, 8192).unwrap();
+        assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "round {round}");
+        disk.sync_all().unwrap();
+        disk.write_all_at(&Block::of(round).0, 12288).unwrap();
+        disk.sync_all().unwrap();
+    }
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+/// A server has died with unflushed bytes, and the worker before it could report that.
+#[test]
+fn fuse_what_a_dead_worker_had_to_report_its_successor_reports() {
+    let name = "nbd_source::fuse_what_a_dead_worker_had_to_report_its_successor_reports";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let mut server = Server::nbdkit(&image, &[]);
+    let disk = open(&attach(&place, &[&server.uri("")]));
+    let live = || text(&only(&place), "state") == "live" && only(&place)["away"].is_null();
+    let reads = || disk.read_exact_at(&mut Block::of(0).0, 1 << 20).unwrap();
+    let dies = || {
+        let worker = only(&place)["worker_pid"].clone();
+        kill(&worker);
+        assert!(wait_until(Duration::from_secs(30), || live() && only(&place)["worker_pid"] != worker));
+    };
+    disk.write_all_at(&Block::of(1).0, 8192).unwrap();
+    server.die();
+    server.again();
+    reads();
+    // The connections that are there now are whole, and still bytes are lost.
+    for _ in 0..2 {
+        dies();
+        reads();
+    }
+    assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "the first worker had to report it");
+    disk.sync_all().unwrap();
+    // Once the connector has heard that it was reported, that is over: no later death of a worker costs a
+    // flush.
+    thread::sleep(Duration::from_secs(8));
+    disk.write_all_at(&Block::of(2).0, 8192).unwrap();
+    dies();
     disk.sync_all().unwrap();
     drop(disk);
     place.ok(["detach", "--all"]);

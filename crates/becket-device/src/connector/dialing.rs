@@ -73,6 +73,10 @@ impl Maker for Dialing {
         self.history.prepares(session)
     }
 
+    fn reported(&mut self, session: u64) {
+        self.history.reported(session);
+    }
+
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {
         let socket = self.dial().map_err(Failure::Away)?;
         let earlier = self.history.made(session, &socket);

@@ -24,7 +24,7 @@ pub(super) struct History {
     /// Connections of that session, and of the one before until the first of the new one is made.
     made: Vec<(OwnedFd, Instant)>,
     earlier: Vec<OwnedFd>,
-    /// The server has ended a connection of an earlier session.
+    /// Bytes may be lost, and it was not said that the user has heard of them.
     broke: bool,
 }
 
@@ -51,8 +51,8 @@ impl History {
     pub(super) fn prepares(&mut self, session: u64) -> bool {
         let ended = |(socket, _): &(OwnedFd, Instant)| has_ended(socket);
         let soon = self.made.iter().any(|made| ended(made) && made.1.elapsed() < SOON);
+        self.broke |= self.made.iter().any(ended);
         if self.session.is_some_and(|known| known != session) {
-            self.broke = self.made.iter().any(ended);
             self.earlier = self.made.drain(..).map(|(socket, _)| socket).collect();
         }
         self.made.retain(|made| !ended(made));
@@ -61,6 +61,14 @@ impl History {
             self.earlier.drain(..).for_each(end);
         }
         soon
+    }
+
+    /// The user of a session has heard of all that it may have lost.
+    pub(super) fn reported(&mut self, session: u64) {
+        // What comes late from a dead worker says nothing about its successor.
+        if self.session == Some(session) {
+            self.broke = false;
+        }
     }
 
     /// A connection was made for a session: what became of the bytes of earlier ones.
@@ -81,6 +89,8 @@ impl History {
                 };
                 tracing::info!("the server may lack what an earlier worker wrote: {why}");
             }
+            // The worker has to report it.
+            self.broke = self.verdict == Earlier::Unknown;
             self.session = Some(session);
             self.earlier.drain(..).for_each(end);
         }
@@ -189,6 +199,24 @@ mod tests {
             Earlier::Unknown,
             "another connector knew it"
         );
+    }
+
+    #[test]
+    fn what_a_worker_had_to_report_when_it_died_its_successor_reports() {
+        let mut history = History::new(true, false, None);
+        drop(next(&mut history, 1).1);
+        let (_, _second) = next(&mut history, 1);
+        let (third, _server) = next(&mut history, 2);
+        assert_eq!(third, Earlier::Unknown, "the first session has not said that its user has heard");
+        history.reported(1);
+        drop(_second);
+        let (fourth, _fourth) = next(&mut history, 3);
+        assert_eq!(fourth, Earlier::Unknown, "and neither has the second");
+        history.reported(3);
+        drop(_server);
+        let ends = std::thread::spawn(move || drop(std::io::Read::read(&mut &_fourth, &mut [0])));
+        assert_eq!(next(&mut history, 4).0, Earlier::Kept);
+        ends.join().unwrap();
     }
 
     #[test]

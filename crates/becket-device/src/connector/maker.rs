@@ -31,6 +31,11 @@ pub trait Maker {
     /// A connection is about to be made for a session. Says whether it is better to wait a little.
     fn prepares(&mut self, session: u64) -> bool;
 
+    /// What a session may have lost has been reported to its user.
+    fn reported(&mut self, session: u64) {
+        let _ = session;
+    }
+
     /// Makes one, and says what became of the bytes of earlier ones.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use becket_image::link::channel;
+use becket_image::link::channel::{self, Said};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::maker::{Failure, Left, Maker};
@@ -113,7 +113,8 @@ impl Connector {
                 continue;
             }
             match channel::next(&self.channel) {
-                Ok(Some(request)) => return Ok(request),
+                Ok(Some(Said::Asks(request))) => return Ok(request),
+                Ok(Some(Said::Reported(session))) => self.maker.reported(session),
                 Ok(None) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidData => tracing::warn!("{error}"),
                 Err(_) => return Err(Gone),

@@ -227,6 +227,8 @@ impl Core {
         let note = match note {
             Note::Flush(reply) => return self.flush_asked(tag, reply),
             Note::Look => return self.look(tag),
+            // Its line looks at the end of this turn.
+            Note::Regrouped => return,
             note => note,
         };
         self.landed();
@@ -236,7 +238,7 @@ impl Core {
             Note::Linked(given) => return self.link_came(ring, tag, given),
             _ if !waits => return,
             Note::Block { key, result } => result.and_then(|block| self.copy(tag, key, &block)),
-            Note::Flush(_) | Note::Look => return,
+            Note::Flush(_) | Note::Look | Note::Regrouped => return,
             Note::There(result) => result.inspect_err(|_| self.note_lost_writes()),
         };
         self.go_on(ring, tag, outcome);

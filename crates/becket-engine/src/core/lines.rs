@@ -7,10 +7,26 @@ use crate::{Error, Serving, target::link::Line};
 pub(crate) struct Linked {
     pub(super) source: u32,
     pub(super) line: Line,
+    /// What the queue has seen of the other queues' connections (`target::link::group`).
+    pub(super) seen: Seen,
+}
+
+/// See [`Linked::seen`].
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) events: u32,
+    /// How often connections had broken when the line's was asked for.
+    pub(super) breaks: u32,
+    /// The doubt that a probe on its way will settle.
+    pub(super) probed: Option<u32>,
+    /// Others are in doubt: flushes wait.
+    pub(super) holds: bool,
 }
 
 /// One for each source that is an export.
 pub(super) fn lines_of(serving: &Serving, requests: u16) -> Result<Box<[Linked]>, Error> {
     let sources = (0..).zip(serving.targets()).filter(|(_, target)| target.link().is_some());
-    sources.map(|(source, _)| Ok(Linked { source, line: Line::new(requests)? })).collect()
+    sources
+        .map(|(source, _)| Ok(Linked { source, line: Line::new(requests)?, seen: Seen::default() }))
+        .collect()
 }

@@ -9,6 +9,7 @@ use io_uring::opcode;
 use rustix::io::Errno;
 
 use super::{
+    lines::Linked,
     loads::memory_of,
     state::{Core, is_read},
 };
@@ -88,10 +89,14 @@ impl Core {
     /// A piece is answered.
     fn answered(&mut self, ring: &mut Ring, number: usize, tag: u16, result: i32) {
         let Some(line) = self.line(number) else { return };
-        if tag != line.own_tag() {
+        let (flush, probe) = (line.own_tag(), line.probe_tag());
+        if tag < flush {
             return self.operated(ring, tag, result);
         }
         self.landed();
+        if tag == probe {
+            return self.probed(number);
+        }
         let outcome = if result < 0 { Err(crate::slot::errno_of(result)) } else { Ok(()) };
         self.tell_flushed(number, outcome);
     }
@@ -106,6 +111,9 @@ impl Core {
     #[cold]
     fn line_breaks(&mut self, number: usize, why: Why) {
         if self.line(number).is_some_and(|line| line.breaks(why)) {
+            if let Some(target) = self.link_target(number) {
+                target.broke();
+            }
             match why {
                 Why::Silent => tracing::warn!("an NBD server does not answer: another connection is tried"),
                 Why::Ended => tracing::warn!("the connection to an NBD server broke"),
@@ -130,13 +138,16 @@ impl Core {
         if self.closing {
             self.lets_go(ring, number);
         }
+        finished |= self.heeds(ring, number);
         if self.line(number).is_some_and(Line::settles) && !self.closing {
             finished |= self.after_break(ring, number);
+            finished |= self.heeds(ring, number);
         }
         if self.closing {
             finished |= self.abandon(ring, number);
         }
-        if let Some(entry) = self.line(number).and_then(Line::next_send)
+        let holds = self.lines.get(number).is_some_and(|linked| linked.seen.holds);
+        if let Some(entry) = self.line(number).and_then(|line| line.next_send(holds))
             && let Err(why) = self.push_of_line(ring, number, LineWay::Sent, entry)
         {
             self.line_breaks(number, why);
@@ -146,7 +157,14 @@ impl Core {
         {
             self.line_breaks(number, why);
         }
-        if self.line(number).is_some_and(Line::asks) {
+        // In this order: a break after it is seen when the connection comes.
+        let breaks = self.link_target(number).map(|target| target.group().breaks()).unwrap_or_default();
+        if self.link_target(number).is_some_and(|target| target.group().is_whole())
+            && self.line(number).is_some_and(Line::asks)
+        {
+            if let Some(linked) = self.lines.get_mut(number) {
+                linked.seen.breaks = breaks;
+            }
             let fresh = self.line(number).is_some_and(|line| std::mem::take(&mut line.fresh));
             let waiter = self.waiter_of(number);
             if let Some(target) = self.link_target(number) {
@@ -157,10 +175,64 @@ impl Core {
         finished
     }
 
+    /// Looks at what has become of the other queues' connections, if anything has.
+    #[inline]
+    fn heeds(&mut self, ring: &mut Ring, number: usize) -> bool {
+        let seen = self.lines.get(number).map(|linked| linked.seen.events);
+        let events = self.link_target(number).map(|target| target.group().events());
+        seen != events && self.heeds_others(ring, number)
+    }
+
+    #[cold]
+    fn heeds_others(&mut self, ring: &mut Ring, number: usize) -> bool {
+        let queue = self.number;
+        let Core { lines, serving, .. } = self;
+        let Some(linked) = lines.get_mut(number) else { return false };
+        let Some(target) = serving.target(linked.source).and_then(|target| target.link()) else {
+            return false;
+        };
+        let (group, seen, line) = (target.group(), &mut linked.seen, &mut linked.line);
+        seen.events = group.events();
+        seen.holds = group.doubts_others(queue);
+        if !group.is_whole() {
+            line.breaks(Why::Ended);
+            return false;
+        }
+        if let Some(doubt) = group.doubt(queue)
+            && seen.probed.is_none()
+        {
+            if line.is_idle() && !target.is_at_risk() {
+                target.settles(queue, doubt);
+            } else {
+                seen.probed = Some(doubt);
+                line.queue(line.probe_tag(), target.probe());
+                self.in_flight += 1;
+            }
+        }
+        self.fail_flushes(ring, number)
+    }
+
+    /// The server has answered a probe: the connection leads to it.
+    #[cold]
+    fn probed(&mut self, number: usize) {
+        let queue = self.number;
+        let doubt = self.lines.get_mut(number).and_then(|linked| linked.seen.probed.take());
+        if let (Some(doubt), Some(target)) = (doubt, self.link_target(number)) {
+            target.settles(queue, doubt);
+        }
+        // There may be another doubt since.
+        if let Some(linked) = self.lines.get_mut(number) {
+            linked.seen.events = linked.seen.events.wrapping_sub(1);
+        }
+    }
+
     /// The queue ends. The server must not: a connection that it has ended is one that nobody can vouch for.
     #[cold]
     fn lets_go(&mut self, ring: &mut Ring, number: usize) {
         let ways = self.line(number).map(Line::lets_go).unwrap_or_default();
+        if let Some(target) = self.link_target(number) {
+            target.leaves(self.number);
+        }
         for way in ways.into_iter().flatten() {
             let word = user_data(self.index, Source::Link { line: number as u16, way });
             let entry = opcode::AsyncCancel::new(word).build().user_data(NOBODY);
@@ -176,6 +248,9 @@ impl Core {
     #[cold]
     pub(super) fn look(&mut self, number: u16) {
         let number = usize::from(number);
+        if let Some(target) = self.link_target(number) {
+            target.looks();
+        }
         if self.line(number).is_some_and(Line::is_silent) {
             self.line_breaks(number, Why::Silent);
         }
@@ -198,28 +273,38 @@ impl Core {
         self.push(ring, &entry.user_data(word)).map_err(|_| Why::Ended)
     }
 
-    /// A connection is gone. If written bytes may be lost with it, a flush fails: one that was under way,
-    /// or else the next.
+    /// A connection is gone, and the kernel has no operation on it any more.
     #[cold]
     fn after_break(&mut self, ring: &mut Ring, number: usize) -> bool {
-        let mut failed = false;
-        if self.link_target(number).is_some_and(LinkTarget::may_have_lost) {
-            while let Some(tag) = self.line(number).and_then(|line| line.take_back(Line::is_flush)) {
-                self.fail(ring, number, tag);
-                failed = true;
+        if let Some(linked) = self.lines.get_mut(number)
+            && linked.seen.probed.take().is_some()
+        {
+            let probe = linked.line.probe_tag();
+            if linked.line.take_back(|_, tag| tag == probe).is_some() {
+                self.landed();
             }
-            if let Some(target) = self.link_target(number) {
-                match failed {
-                    true => target.syncs().tell(),
-                    false => target.lose_once(),
-                }
-            }
-            tracing::warn!("written bytes that were not flushed may be lost with it: one flush fails");
         }
-        if self.line(number).is_some_and(|line| line.is_doomed()) {
-            failed |= self.fail_all(ring, number);
+        if let Some(target) = self.link_target(number) {
+            target.leaves(self.number);
         }
-        failed
+        self.line(number).is_some_and(|line| line.is_doomed()) && self.fail_all(ring, number)
+    }
+
+    /// Flushes fail of which what they were to cover may be lost.
+    #[cold]
+    fn fail_flushes(&mut self, ring: &mut Ring, number: usize) -> bool {
+        let Core { lines, serving, slab, .. } = self;
+        let Some(Linked { source, line, .. }) = lines.get_mut(number) else { return false };
+        let Some(target) = serving.target(*source) else { return false };
+        let (syncs, own) = (target.syncs(), line.own_tag());
+        let loses = |ask: &Ask, tag: u16| {
+            let slot = slab.get(usize::from(tag));
+            Line::is_flush(ask, tag)
+                && if tag == own { syncs.owes() } else { slot.is_some_and(|slot| syncs.loses(slot.covers)) }
+        };
+        let lost: Vec<u16> = std::iter::from_fn(|| line.take_back(loses)).collect();
+        lost.iter().for_each(|tag| self.fail(ring, number, *tag));
+        !lost.is_empty()
     }
 
     /// The queue ends: nobody waits for an answer any more.
@@ -258,9 +343,14 @@ impl Core {
         if self.line(number).is_some_and(|line| line.own_tag() == tag) {
             return self.tell_flushed(number, Err(Errno::IO));
         }
-        let modifies = self.slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op.modifies());
-        if modifies && let Some(target) = self.link_target(number) {
-            target.syncs().wrote(self.number);
+        if let Some(slot) = self.slab.get(usize::from(tag))
+            && let Some(target) = self.link_target(number)
+        {
+            match slot.request.op {
+                Op::Flush => _ = target.syncs().reports(slot.covers),
+                op if op.modifies() => target.syncs().wrote(self.number),
+                _ => {}
+            }
         }
         self.finish(ring.now(), tag, Err(Errno::IO));
     }
@@ -270,11 +360,18 @@ impl Core {
         let number = usize::from(number);
         match given {
             Ok(Given { socket, earlier, patience }) => {
-                if let Some(target) = self.link_target(number) {
-                    target.judge(earlier);
-                }
-                if let Some(line) = self.line(number) {
-                    line.connected(socket, patience);
+                let (queue, Core { lines, serving, .. }) = (self.number, self);
+                let Some(linked) = lines.get_mut(number) else { return };
+                let Some(target) = serving.target(linked.source).and_then(|target| target.link()) else {
+                    return;
+                };
+                target.judge(queue, earlier);
+                if target.joins(queue, linked.seen.breaks) {
+                    linked.line.connected(socket, patience);
+                } else {
+                    // It may lead to a server that is gone: the next one is asked for after the break.
+                    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+                    linked.line.refused();
                 }
             }
             Err(_) => {

@@ -26,6 +26,8 @@ pub(crate) enum Note {
     Flush(SyncSender<Result<(), Errno>>),
     /// The queue is to look whether the server at the other end of that line says anything.
     Look,
+    /// The queue is to look what has become of other queues' connections to the same server.
+    Regrouped,
     /// The memory of a load comes back, with the bytes that its block yielded: the load has ended.
     Loaded { staging: Staging, yielded: Option<u32> },
 }

@@ -1,7 +1,7 @@
 //! Which finished writes a completed sync covers: the rule of every flush, whatever the target.
 //! Syncs nothing itself.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -16,9 +16,9 @@ pub(crate) struct Syncs {
     writes: Box<[Counter]>,
     synced: AtomicU64,
     failed: AtomicI32,
-    /// Written bytes may be lost, which one flush reports.
-    lost: AtomicBool,
-    /// How many writes had finished when a flush last reported that.
+    /// Of how many finished writes a flush has to report that they may be lost.
+    lost: AtomicU64,
+    /// Of how many finished writes one has.
     reported: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ impl Syncs {
             writes,
             synced: AtomicU64::new(0),
             failed: AtomicI32::new(0),
-            lost: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
             reported: AtomicU64::new(0),
         }
     }
@@ -55,8 +55,7 @@ impl Syncs {
     /// An earlier sync failed. That stays: the pages it was about are gone from the cache, and a later sync
     /// that succeeds would say nothing about them.
     pub(crate) fn due(&self) -> Result<Option<u64>, Errno> {
-        if self.lost.load(Ordering::Relaxed) && self.lost.swap(false, Ordering::AcqRel) {
-            self.tell();
+        if self.owes() && self.reports(self.written()) {
             return Err(Errno::IO);
         }
         self.failed().map_or_else(|| Ok(self.pending()), Err)
@@ -67,9 +66,23 @@ impl Syncs {
         self.synced.fetch_max(1, Ordering::AcqRel);
     }
 
-    /// Finished writes may be lost, and those who flush next do not lose theirs: one flush fails.
-    pub(crate) fn lose_once(&self) {
-        self.lost.store(true, Ordering::Release);
+    /// Finished writes may be lost, and those who flush next do not lose theirs: one flush fails. Only the
+    /// queue's own thread may call this for `queue`.
+    pub(crate) fn lose_once(&self, queue: usize) {
+        self.lost.fetch_max(self.written(), Ordering::AcqRel);
+        // A flush that begins from here on covers more.
+        self.wrote(queue);
+    }
+
+    /// Whether a flush that was to cover so many writes may have lost some of them.
+    pub(crate) fn loses(&self, covers: u64) -> bool {
+        let lost = self.lost.load(Ordering::Acquire);
+        lost > 0 && covers <= lost
+    }
+
+    /// Whether a flush is still to report what may be lost.
+    pub(crate) fn owes(&self) -> bool {
+        self.lost.load(Ordering::Acquire) > self.reported.load(Ordering::Acquire)
     }
 
     /// Whether a write has finished that no sync covers, and that no flush has reported as perhaps lost.
@@ -77,14 +90,19 @@ impl Syncs {
         self.pending().is_some_and(|writes| writes > self.reported.load(Ordering::Acquire))
     }
 
-    /// A flush fails because of what may be lost: all that was written before is reported by that.
-    pub(crate) fn tell(&self) {
-        if let Some(writes) = self.pending() {
-            self.reported.fetch_max(writes, Ordering::AcqRel);
-        }
+    /// A flush fails that was to cover so many writes: that reports what may be lost of them. Says whether
+    /// anything was to be reported.
+    pub(crate) fn reports(&self, covers: u64) -> bool {
+        self.reported.fetch_max(covers, Ordering::AcqRel) < self.lost.load(Ordering::Acquire)
     }
 
     fn pending(&self) -> Option<u64> {
+        let writes = self.written();
+        (writes > self.synced.load(Ordering::Acquire)).then_some(writes)
+    }
+
+    /// How many writes have finished.
+    fn written(&self) -> u64 {
         // Two sums may be equal though each counts a write that the other lacks. With the fences the sync of
         // the one then began after the other's writes had ended; without, memory may be weak enough that it
         // did not (Miri shows it).
@@ -94,7 +112,7 @@ impl Syncs {
             writes += counter.0.load(Ordering::Acquire);
         }
         fence(Ordering::SeqCst);
-        (writes > self.synced.load(Ordering::Acquire)).then_some(writes)
+        writes
     }
 
     fn failed(&self) -> Option<Errno> {
@@ -184,10 +202,9 @@ mod tests {
         assert!(!sync.is_at_risk(), "nobody has written");
         sync.wrote(0);
         assert!(sync.is_at_risk());
-        sync.lose_once();
+        sync.lose_once(0);
         assert_eq!(sync.due(), Err(Errno::IO));
-        // A second connection to the same dead server is found broken later.
-        assert!(!sync.is_at_risk());
+        assert!(!sync.is_at_risk(), "all of it is reported");
         let covers = sync.due().unwrap().unwrap();
         sync.wrote(0);
         assert!(sync.is_at_risk(), "it was written since");

@@ -6,11 +6,14 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::sync_channel};
 
-use becket_image::link::{LinkSource, channel::ask};
+use becket_image::link::{
+    LinkSource,
+    channel::{ask, report},
+};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::line::LOOK;
+use super::{group::Group, line::LOOK};
 use crate::decode::{Note, Waiter};
 
 /// Little: a worker's memory is locked.
@@ -22,6 +25,7 @@ pub(crate) struct Dialer(Arc<Shared>);
 
 struct Shared {
     source: Arc<LinkSource>,
+    group: Arc<Group>,
     orders: Mutex<Orders>,
     arrived: Condvar,
 }
@@ -31,6 +35,8 @@ struct Orders {
     line: VecDeque<(Waiter, bool)>,
     /// Of whom the thread is asking for a connection now, and what stops that.
     asking: Option<(u32, u16)>,
+    /// After how many breaks all that may be lost was reported, where the connector is still to hear of it.
+    reported: Option<u32>,
     stop: Option<Arc<OwnedFd>>,
     /// Every queue that has asked, for a flush and for looks.
     known: Vec<Waiter>,
@@ -45,9 +51,9 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Dialer {
-    pub(super) fn new(source: Arc<LinkSource>) -> Dialer {
+    pub(super) fn new(source: Arc<LinkSource>, group: Arc<Group>) -> Dialer {
         let (orders, arrived) = Default::default();
-        Dialer(Arc::new(Shared { source, orders, arrived }))
+        Dialer(Arc::new(Shared { source, group, orders, arrived }))
     }
 
     /// Has a connection made for a queue, which hears of it by [`Note::Linked`]; `first` for the queue's
@@ -89,6 +95,17 @@ impl Dialer {
         }
     }
 
+    /// Has every queue that has asked look at what has become of the others' connections.
+    pub(super) fn rouse(&self) {
+        self.0.orders().leave_all(|| Note::Regrouped);
+    }
+
+    /// Has the connector hear that all is reported that may be lost with so many breaks.
+    pub(super) fn report(&self, breaks: u32) {
+        self.0.orders().reported = Some(breaks);
+        self.0.arrived.notify_one();
+    }
+
     /// Flushes over the first queue that has asked for a connection: without any, nothing was written. Waits
     /// for it.
     pub(super) fn flush(&self) -> Result<(), Errno> {
@@ -112,6 +129,12 @@ impl Drop for Dialer {
     }
 }
 
+impl Orders {
+    fn leave_all(&self, note: impl Fn() -> Note) {
+        self.known.iter().for_each(|waiter| waiter.mailbox.leave(waiter.whom, note(), None));
+    }
+}
+
 impl Shared {
     fn orders(&self) -> MutexGuard<'_, Orders> {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
@@ -119,16 +142,22 @@ impl Shared {
 
     fn work(&self) {
         loop {
-            let idle = |orders: &mut Orders| orders.line.is_empty() && !orders.ends;
+            let idle =
+                |orders: &mut Orders| orders.line.is_empty() && orders.reported.is_none() && !orders.ends;
             let waited = self.arrived.wait_timeout_while(self.orders(), LOOK, idle);
             let (mut orders, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if orders.ends {
                 return;
             }
+            // Before the next request: it is not about what that one will find. Of a later break the
+            // connector hears by a request of this thread alone.
+            if orders.reported.take() == Some(self.group.breaks()) {
+                // One that does not hear it takes something for lost.
+                let _ = report(self.source.asks());
+                continue;
+            }
             let Some((waiter, first)) = orders.line.pop_front() else {
-                let known = orders.known.clone();
-                drop(orders);
-                known.into_iter().for_each(|waiter| waiter.mailbox.leave(waiter.whom, Note::Look, None));
+                orders.leave_all(|| Note::Look);
                 continue;
             };
             let stop = eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);

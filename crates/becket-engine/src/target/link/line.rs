@@ -156,8 +156,8 @@ pub(crate) struct Line {
 impl Line {
     /// For a queue of so many requests.
     pub(crate) fn new(requests: u16) -> Result<Line, Error> {
-        // One more for a flush that belongs to none of them.
-        let count = usize::from(requests) + 1;
+        // A flush and a probe belong to none of them.
+        let count = usize::from(requests) + 2;
         let idle = Piece { ask: Ask::default(), stage: Stage::Idle, serial: 0, answer: None };
         Ok(Line {
             link: Link::Down,
@@ -187,7 +187,17 @@ impl Line {
     /// The tag of a flush that belongs to no request.
     pub(crate) fn own_tag(&self) -> u16 {
         // One behind those of requests.
+        (self.pieces.len() - 2) as u16
+    }
+
+    /// The tag of a read that shows whether the server is there; its bytes are thrown away.
+    pub(crate) fn probe_tag(&self) -> u16 {
         (self.pieces.len() - 1) as u16
+    }
+
+    /// Whether nothing is to be sent or answered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.busy == 0
     }
 
     /// Has a piece sent with the next operation; each tag has at most one.
@@ -226,20 +236,26 @@ impl Line {
         self.link = Link::Down;
     }
 
-    /// The operation that sends what has gathered, if one may begin now.
-    pub(crate) fn next_send(&mut self) -> Option<squeue::Entry> {
+    /// The operation that sends what has gathered, if one may begin now; `holds` keeps flushes back.
+    pub(crate) fn next_send(&mut self, holds: bool) -> Option<squeue::Entry> {
         let Link::Up(socket) = &self.link else { return None };
         if self.sending > 0 || self.queue.is_empty() {
             return None;
         }
         let socket = Fd(socket.as_raw_fd());
         let mut parts = 0;
-        while self.batch.len() < BATCH
-            && let Some(tag) = self.queue.pop_front()
-        {
+        for _ in 0..self.queue.len() {
+            if self.batch.len() == BATCH {
+                break;
+            }
+            let Some(tag) = self.queue.pop_front() else { break };
             let index = usize::from(tag);
             let Some(piece) = self.pieces.get_mut(index) else { continue };
             let Ask { command, flags, offset, len, address, .. } = piece.ask;
+            if holds && command == nbd::CMD_FLUSH {
+                self.queue.push_back(tag);
+                continue;
+            }
             let cookie = cookie(self.generation, piece.serial, tag);
             let request = Request { flags, command, cookie, offset, len: len.into() };
             let Some(size) = request.write(self.heads.slice(index), false) else { continue };
@@ -305,6 +321,7 @@ impl Line {
         let socket = Fd(socket.as_raw_fd());
         if let Some((tag, left)) = self.payload
             && left >= DIRECT
+            && tag != self.probe_tag()
             && let Some(piece) = self.pieces.get(usize::from(tag))
         {
             self.receiving = Receiving::Direct(left);
@@ -343,7 +360,9 @@ impl Line {
             if let Some((tag, left)) = self.payload {
                 let there = (self.end - self.start).min(left as usize);
                 let piece = self.pieces.get(usize::from(tag)).ok_or(Why::Lies("it answers nobody"))?;
-                if there > 0 {
+                if there > 0 && tag == self.probe_tag() {
+                    self.start += there;
+                } else if there > 0 {
                     let from = piece.ask.from + u64::from(piece.ask.len - left);
                     let bytes = self.staging.slice(0).get(self.start..self.start + there);
                     copy(tag, from, bytes.unwrap_or_default())

@@ -11,7 +11,7 @@ fn up() -> (Line, OwnedFd) {
 
 /// Has pieces sent as a whole.
 fn send(line: &mut Line) {
-    line.next_send().unwrap();
+    line.next_send(false).unwrap();
     let all = line.sending as i32;
     assert!(line.sent(all).unwrap().is_none());
     assert_eq!(line.after_sending(), None);
@@ -96,7 +96,7 @@ fn what_is_answered_while_it_is_sent_ends_when_that_has_ended() {
         0,
         Ask { command: nbd::CMD_WRITE, len: 4, address: [0_u8; 4].as_ptr() as u64, ..Ask::default() },
     );
-    line.next_send().unwrap();
+    line.next_send(false).unwrap();
     let answer = reply(&line, 0, 0);
     let (answers, _) = receive(&mut line, &answer).unwrap();
     assert!(answers.is_empty(), "the kernel has its bytes");
@@ -200,7 +200,7 @@ impl World {
 
     /// The kernel sends a part of what it has.
     fn sends(&mut self, part: usize) {
-        let _ = self.line.next_send();
+        let _ = self.line.next_send(false);
         if self.line.sending > 0 {
             let count = 1 + part % self.line.sending;
             if let Err(why) = self.line.sent(count as i32) {

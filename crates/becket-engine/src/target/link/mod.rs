@@ -5,15 +5,17 @@
 //!
 //! **After a break** reads and writes without an answer are sent again. Written bytes that no flush has
 //! covered may be lost with the server that had them, so one flush then fails, and only one: the bytes that
-//! are written afterwards are none of its business (docs/decisions/0136).
+//! are written afterwards are none of its business (docs/decisions/0136). The connections of all queues break
+//! together ([`group`], docs/decisions/0179).
 
 mod dialer;
+mod group;
 mod line;
 
 use std::os::fd::BorrowedFd;
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use becket_image::{
@@ -25,6 +27,7 @@ use io_uring::{opcode, squeue};
 use rustix::io::Errno;
 
 use self::dialer::Dialer;
+use self::group::Group;
 pub(crate) use self::line::{Ask, Line, Way as LineWay, Why};
 use super::{
     contract::{Completed, Piece, SLOTS, Target},
@@ -46,6 +49,9 @@ pub(crate) struct LinkTarget {
     source: Arc<LinkSource>,
     syncs: Syncs,
     dialer: Dialer,
+    group: Arc<Group>,
+    /// After how many breaks it was last said that all is reported that may be lost with them.
+    reported: AtomicU32,
     /// What became of earlier workers' bytes is known.
     judged: AtomicBool,
 }
@@ -53,12 +59,70 @@ pub(crate) struct LinkTarget {
 impl LinkTarget {
     pub(super) fn new(source: LinkSource, queues: usize) -> LinkTarget {
         let source = Arc::new(source);
-        let dialer = Dialer::new(Arc::clone(&source));
-        LinkTarget { source, syncs: Syncs::new(queues), dialer, judged: AtomicBool::new(false) }
+        let group = Arc::new(Group::new(queues));
+        let dialer = Dialer::new(Arc::clone(&source), Arc::clone(&group));
+        let (reported, judged) = (AtomicU32::new(u32::MAX), AtomicBool::new(false));
+        LinkTarget { source, syncs: Syncs::new(queues), dialer, group, reported, judged }
     }
 
     pub(crate) fn dialer(&self) -> &Dialer {
         &self.dialer
+    }
+
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// A queue has a connection that it asked for after so many breaks. Says whether it may use it.
+    #[must_use]
+    pub(crate) fn joins(&self, queue: usize, breaks: u32) -> bool {
+        let joins = self.group.joins(queue, breaks);
+        if joins {
+            self.dialer.rouse()
+        } else {
+            self.leaves(queue)
+        }
+        joins
+    }
+
+    /// A connection has broken: all queues give theirs up.
+    pub(crate) fn broke(&self) {
+        self.group.broke();
+        self.dialer.rouse();
+    }
+
+    /// A queue has no connection any more. If that was the last one of a break, one flush fails where
+    /// written bytes may be lost: one that was under way, or else the next.
+    pub(crate) fn leaves(&self, queue: usize) {
+        if !self.group.leaves(queue) {
+            return;
+        }
+        if self.is_at_risk() {
+            self.syncs.lose_once(queue);
+            tracing::warn!("written bytes that were not flushed may be lost with it: one flush fails");
+        }
+        self.group.ended();
+        self.dialer.rouse();
+    }
+
+    /// Is called now and then: has the connector hear it when all is reported that may be lost. Until then
+    /// it tells a successor of this worker that bytes may be lost.
+    pub(crate) fn looks(&self) {
+        let breaks = self.group.breaks();
+        // A connection that is there was made after the last break.
+        if self.group.is_whole()
+            && self.group.has_members()
+            && !self.syncs.owes()
+            && self.reported.swap(breaks, Ordering::Relaxed) != breaks
+        {
+            self.dialer.report(breaks);
+        }
+    }
+
+    /// A queue's connection was in that doubt, and leads to a server that answers.
+    pub(crate) fn settles(&self, queue: usize, doubt: u32) {
+        self.group.settles(queue, doubt);
+        self.dialer.rouse();
     }
 
     fn has(&self, flag: u16) -> bool {
@@ -71,26 +135,26 @@ impl LinkTarget {
     }
 
     /// Takes in what a new connection's maker says of bytes that workers before this one have written.
-    pub(crate) fn judge(&self, earlier: Earlier) {
+    pub(crate) fn judge(&self, queue: usize, earlier: Earlier) {
         if self.judged.swap(true, Ordering::AcqRel) {
             return;
         }
         match earlier {
             Earlier::None => self.syncs.begins(),
             Earlier::Kept => {}
-            Earlier::Unknown if self.is_writable() => self.syncs.lose_once(),
+            Earlier::Unknown if self.is_writable() => self.syncs.lose_once(queue),
             Earlier::Unknown => {}
         }
     }
 
-    /// A connection broke: whether bytes may be lost that were written and not flushed.
-    pub(crate) fn may_have_lost(&self) -> bool {
+    /// Whether bytes would be lost with the server that were written and not flushed.
+    pub(crate) fn is_at_risk(&self) -> bool {
         self.is_writable() && !self.source.is_durable() && self.syncs.is_at_risk()
     }
 
-    /// The next flush fails.
-    pub(crate) fn lose_once(&self) {
-        self.syncs.lose_once();
+    /// The least that can be read of it, which shows that it is there.
+    pub(crate) fn probe(&self) -> Ask {
+        Ask { command: nbd::CMD_READ, len: self.source.agreed().smallest, ..Ask::default() }
     }
 
     /// Bytes of a transfer of so many, in units that the server takes.

@@ -33,6 +33,15 @@ pub struct Request {
     pub first: bool,
 }
 
+/// What a process says that gets connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    /// It asks for one.
+    Asks(Request),
+    /// Whatever this session may have lost with connections that broke has been reported to its user.
+    Reported(u64),
+}
+
 /// Requests of this process without an answer, each with the inode of the channel that it went over. Each
 /// thread that waits has one of them; it takes the answer to any.
 static OPEN: Mutex<Vec<(u64, Request)>> = Mutex::new(Vec::new());
@@ -90,11 +99,20 @@ pub fn ask(channel: impl AsFd, first: bool, stop: Option<BorrowedFd<'_>>) -> io:
     let request =
         Request { session: own_session(), number: Some(NUMBER.fetch_add(1, Ordering::Relaxed)), first };
     open().push((inode, request));
-    let heard = request.send(channel, SendFlags::empty()).and_then(|()| wait(channel, inode, stop));
+    let heard =
+        Said::Asks(request).send(channel, SendFlags::empty()).and_then(|()| wait(channel, inode, stop));
     heard.unwrap_or_else(|error| {
         forget(inode, request);
         Err(error)
     })
+}
+
+/// Says [`Said::Reported`] of this process.
+///
+/// # Errors
+/// The channel is broken, or full: who is to read it has more than enough to read.
+pub fn report(channel: impl AsFd) -> io::Result<()> {
+    Said::Reported(own_session()).send(channel.as_fd(), SendFlags::DONTWAIT)
 }
 
 /// One thread less waits.
@@ -118,7 +136,7 @@ fn wait(channel: BorrowedFd<'_>, inode: u64, stop: Option<BorrowedFd<'_>>) -> io
                 open.iter().filter(|(known, _)| *known == inode).map(|(_, request)| *request).collect()
             };
             for request in left {
-                match request.send(channel, SendFlags::DONTWAIT) {
+                match Said::Asks(request).send(channel, SendFlags::DONTWAIT) {
                     // Who is to read it has more than enough to read.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     other => other?,
@@ -267,24 +285,28 @@ pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>
                 (legacy, said) = (Some(Legacy { session, sockets }), true);
             }
             Some([.., b'h', b'n']) => said = true,
-            bytes => requests.extend(bytes.and_then(Request::decoded)),
+            bytes => match bytes.and_then(Said::decoded) {
+                Some(Said::Asks(request)) => requests.push(request),
+                // It was about connections of a predecessor, which has left nothing that depends on it.
+                Some(Said::Reported(_)) | None => {}
+            },
         }
     }
 }
 
-/// Takes the next request, if there is one. A request can come more than once, and is answered once.
+/// Takes what was said next, if anything was. A request can come more than once, and is answered once.
 ///
 /// # Errors
-/// The channel is broken, or what came is no request: then it is gone.
-pub fn next(channel: impl AsFd) -> io::Result<Option<Request>> {
+/// The channel is broken, or what came is nonsense: then it is gone.
+pub fn next(channel: impl AsFd) -> io::Result<Option<Said>> {
     let mut bytes = [0; 32];
     let got = match rustix::net::recv(&channel, &mut bytes, RecvFlags::DONTWAIT) {
         Ok((got, _)) => got,
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
-    match bytes.get(..got).and_then(Request::decoded) {
-        Some(request) => Ok(Some(request)),
+    match bytes.get(..got).and_then(Said::decoded) {
+        Some(said) => Ok(Some(said)),
         None => Err(io::Error::new(io::ErrorKind::InvalidData, "a worker talks nonsense")),
     }
 }
@@ -325,7 +347,7 @@ pub fn give_up(channel: impl AsFd, request: Request) -> io::Result<()> {
     Ok(())
 }
 
-impl Request {
+impl Said {
     /// By sendmsg, which a worker may call.
     fn send(self, channel: BorrowedFd<'_>, flags: SendFlags) -> io::Result<()> {
         let mut none = SendAncillaryBuffer::default();
@@ -333,6 +355,38 @@ impl Request {
         Ok(())
     }
 
+    fn encoded(self) -> [u8; 17] {
+        let (request, last) = match self {
+            Said::Asks(request) => (request, u8::from(request.first)),
+            Said::Reported(session) => (Request { session, number: None, first: false }, REPORTED),
+        };
+        let mut bytes = [last; 17];
+        bytes.iter_mut().zip(request.name()).for_each(|(place, byte)| *place = byte);
+        bytes
+    }
+
+    fn decoded(bytes: &[u8]) -> Option<Said> {
+        let (session, rest) = bytes.split_first_chunk()?;
+        let session = u64::from_le_bytes(*session);
+        let (number, last) = match rest {
+            [last] => (None, last),
+            rest => {
+                let (number, [last]) = rest.split_first_chunk()? else { return None };
+                (Some(u64::from_le_bytes(*number)), last)
+            }
+        };
+        match *last {
+            first @ (0 | 1) => Some(Said::Asks(Request { session, number, first: first == 1 })),
+            REPORTED => Some(Said::Reported(session)),
+            _ => None,
+        }
+    }
+}
+
+/// The last byte of a message that reports.
+const REPORTED: u8 = 2;
+
+impl Request {
     /// Session and number.
     fn name(self) -> impl Iterator<Item = u8> {
         self.session.to_le_bytes().into_iter().chain(self.number.unwrap_or(0).to_le_bytes())
@@ -349,29 +403,6 @@ impl Request {
     fn as_it_reads(self, answer: &[u8; ANSWER]) -> &[u8] {
         if self.number.is_some() { answer } else { answer.get(..2).unwrap_or(answer) }
     }
-
-    fn encoded(self) -> [u8; 17] {
-        let mut bytes = [u8::from(self.first); 17];
-        bytes.iter_mut().zip(self.name()).for_each(|(place, byte)| *place = byte);
-        bytes
-    }
-
-    fn decoded(bytes: &[u8]) -> Option<Request> {
-        let (session, rest) = bytes.split_first_chunk()?;
-        let (number, first) = match rest {
-            [first] => (None, first),
-            rest => {
-                let (number, [first]) = rest.split_first_chunk()? else { return None };
-                (Some(u64::from_le_bytes(*number)), first)
-            }
-        };
-        let first = match first {
-            0 => false,
-            1 => true,
-            _ => return None,
-        };
-        Some(Request { session: u64::from_le_bytes(*session), number, first })
-    }
 }
 
 #[cfg(test)]
@@ -384,7 +415,7 @@ mod tests {
     fn request(answering: &OwnedFd) -> Request {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
-            if let Some(request) = next(answering).unwrap() {
+            if let Some(Said::Asks(request)) = next(answering).unwrap() {
                 return request;
             }
             assert!(Instant::now() < until, "nobody asks");
@@ -474,7 +505,7 @@ mod tests {
         let (kept, far) = pair().unwrap();
         bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
         let request = Request { session: 9, number: Some(1), first: false };
-        request.send(asking.as_fd(), SendFlags::empty()).unwrap();
+        Said::Asks(request).send(asking.as_fd(), SendFlags::empty()).unwrap();
         let (requests, legacy) = begin(&answering, Duration::ZERO).unwrap();
         assert_eq!(requests, [request]);
         let legacy = legacy.unwrap();
@@ -488,7 +519,7 @@ mod tests {
     fn a_maker_that_ends_later_is_waited_for_and_one_that_knows_nothing_says_so() {
         let (asking, answering) = pair().unwrap();
         let request = Request { session: 7, number: Some(1), first: true };
-        request.send(asking.as_fd(), SendFlags::empty()).unwrap();
+        Said::Asks(request).send(asking.as_fd(), SendFlags::empty()).unwrap();
         let (kept, _far) = pair().unwrap();
         let long = Duration::from_secs(60);
         std::thread::scope(|scope| {

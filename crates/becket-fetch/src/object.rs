@@ -170,18 +170,7 @@ impl Object {
             Some(Chunk::Good) => !self.presence.has(at),
             _ => false,
         };
-        let (mut at, mut first_seen) = (from, None);
-        let first = loop {
-            let found = self.presence.next_wanted(at, later)?;
-            if first_seen == Some(found) {
-                return None;
-            }
-            first_seen.get_or_insert(found);
-            if is_free(&chunks, found) {
-                break found;
-            }
-            at = found + 1;
-        };
+        let first = self.presence.next_wanted_of(from, later, &mut |at| is_free(&chunks, at))?;
         let mut end = first + 1;
         while end - first < most && is_free(&chunks, end) && wanted(end) {
             end += 1;
@@ -492,3 +481,7 @@ impl Drop for Object {
 pub(crate) fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+#[path = "object_tests.rs"]
+mod tests;

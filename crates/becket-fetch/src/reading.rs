@@ -168,20 +168,11 @@ impl Filler for Object {
         shown(&self.held.meta.url)
     }
 
-    fn bring(&self, ranges: &[Range<u64>]) -> io::Result<()> {
-        self.bring_all(ranges)?;
-        let in_file = |chunk| self.presence.place(chunk) != Some(Where::Memory);
-        match ranges.iter().all(|range| self.chunks_of(range).all(in_file)) {
-            true => Ok(()),
-            // The caller reads the file itself, where these chunks are not.
-            false => {
-                let why = match self.memory_only {
-                    true => "it is read from a store, and there is none",
-                    false => "the store has no room for all of it",
-                };
-                Err(io::Error::new(io::ErrorKind::StorageFull, why))
-            }
-        }
+    fn bring(&self, range: Range<u64>) -> io::Result<bool> {
+        let chunks = self.chunks_of(&range);
+        self.wanted(&chunks);
+        self.ensure(chunks.clone())?;
+        Ok(chunks.into_iter().all(|chunk| self.presence.place(chunk) == Some(Where::File)))
     }
 
     fn lend(&self) -> io::Result<Lent> {

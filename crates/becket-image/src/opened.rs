@@ -78,19 +78,6 @@ impl Opened {
         Ok(())
     }
 
-    /// Has all bytes brought that the image consists of, for a process that reads its files as they are.
-    ///
-    /// # Errors
-    /// They cannot be brought.
-    pub fn bring(&self, fillers: &Fillers) -> io::Result<()> {
-        for (index, source) in self.sources.iter().enumerate() {
-            if let Some(filler) = source.identity().and_then(|identity| fillers.of(identity)) {
-                filler.bring(&self.ranges_of(index))?;
-            }
-        }
-        Ok(())
-    }
-
     /// The ranges of a source that the image consists of, sorted by their starts.
     fn ranges_of(&self, index: usize) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();

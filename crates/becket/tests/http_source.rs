@@ -45,6 +45,19 @@ fn an_image_on_a_web_server_is_read_without_a_device() {
     let copied = place.path("copied");
     ok(&place, &["copy", &url, copied.to_str().unwrap()]);
     assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap(), "the copy differs");
+    let sent = origin.sent();
+    let listed = place.ok(["store", "list"]);
+    for extra in [&["--no-store"][..], &["--no-store", "--sparse"], &["--no-store", "--to", "qcow2"]] {
+        let copied = place.path("unstored");
+        ok(&place, &[&["copy", "--force"], extra, &[&url, copied.to_str().unwrap()]].concat());
+        if extra.contains(&"qcow2") {
+            tool(Command::new("qemu-img").arg("compare").args([&image, &copied]));
+        } else {
+            assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap(), "{extra:?}");
+        }
+    }
+    assert!(origin.sent() - sent >= 3 * fs::metadata(&image).unwrap().len(), "the store was not used");
+    assert_eq!(place.ok(["store", "list"]), listed);
     // In an ISO, in a SquashFS; a qcow2; compressed.
     let tree = place.path("tree");
     let iso = place.dir("iso");

@@ -227,8 +227,7 @@ impl Store {
         if len + text.len() as u64 > blocks * 512 {
             return Err(rustix::io::Errno::NOSPC.into());
         }
-        file.write_all_at(&text, len)?;
-        file.sync_data()
+        file.write_all_at(&text, len)
     }
 
     /// The same of a record that was just written and is most likely unchanged: the new one is appended.
@@ -246,7 +245,7 @@ impl Store {
         }
         let written = then.file.write_all_at(&text, then.len);
         drop(locked);
-        written.and_then(|()| then.file.sync_data()).map_err(Error::io("write", &path))?;
+        written.map_err(Error::io("write", &path))?;
         Ok(true)
     }
 
@@ -390,9 +389,6 @@ impl Prepared {
             reserve(&file, RESERVED)?;
         }
         file.write_all(text)?;
-        if lasting {
-            file.sync_data()?;
-        }
         Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
     }
 

@@ -103,17 +103,7 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
         ..OpenOptions::default()
     };
     let opened = becket_image::open_partly(&local.path, &options).map_err(failed)?;
-    opened.bring(&options.fillers).map_err(|error| {
-        let source = becket_fetch::named(args.source.as_os_str());
-        let failure = Failure::io(format!("cannot copy {source}"), &error);
-        match error.kind() {
-            io::ErrorKind::StorageFull => failure.hint(
-                "`becket cat` needs no store; or make room there, or name another directory by --store DIR",
-            ),
-            _ => failure,
-        }
-    })?;
-    let origin = Origin::of(&opened);
+    let origin = Origin::of(&opened, &options.fillers);
     let origin = origin.map_err(|error| {
         Failure::io(format!("cannot read {}", becket_fetch::named(args.source.as_os_str())), &error)
     })?;
@@ -191,10 +181,11 @@ impl Taker for Raw {
         }
     }
 
+    fn copies(&self) -> bool {
+        !self.sparse && !self.device
+    }
+
     fn copy(&self, at: u64, file: &OwnedFd, offset: u64, len: u64) -> io::Result<bool> {
-        if self.sparse || self.device {
-            return Ok(false);
-        }
         copy_move::copy_range(file, offset, &self.file, at, len)
     }
 }

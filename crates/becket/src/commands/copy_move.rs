@@ -2,7 +2,7 @@
 //! Never reads a hole, or what the image knows to be zeroes.
 
 use super::bytes::{CHUNK, readers};
-use becket_image::{Image, Opened, Place, ReadAt, Source, encoded::end_of_block};
+use becket_image::{Filler, Fillers, Image, Opened, Place, ReadAt, Source, encoded::end_of_block};
 use rustix::fs::SeekFrom;
 use std::{
     fs::File,
@@ -19,6 +19,8 @@ use std::{
 /// Zeroes to compare with and to write, and the bytes of a block that is compared.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 pub(super) const BLOCK: usize = 4096;
+/// How many threads wait for a server.
+const FETCHERS: usize = 8;
 
 /// An image that is open.
 pub(super) struct Origin {
@@ -44,6 +46,11 @@ pub(super) trait Taker: Sync {
     /// Takes what a chunk holds: `None` for zeroes.
     fn take(&self, chunk: Chunk, bytes: Option<&[u8]>) -> io::Result<()>;
 
+    /// Whether [`Taker::copy`] may be tried.
+    fn copies(&self) -> bool {
+        false
+    }
+
     /// Takes bytes of a file of the host as they are, if it can do so without their being read here.
     fn copy(&self, _at: u64, _file: &OwnedFd, _offset: u64, _len: u64) -> io::Result<bool> {
         Ok(false)
@@ -62,10 +69,16 @@ pub(super) enum Failed {
 }
 
 impl Origin {
-    pub(super) fn of(opened: &Opened) -> io::Result<Self> {
+    /// `fillers` bring the bytes of files that are not complete.
+    pub(super) fn of(opened: &Opened, fillers: &Fillers) -> io::Result<Self> {
         let part = |source: &Source| {
+            let filler = source.identity().and_then(|file| fillers.of(file));
             let file = source.file().map(|file| file.buffered.try_clone()).transpose()?;
-            Ok(Part { reader: source.reader()?, file })
+            let reader = match &filler {
+                Some(filler) => Arc::clone(filler) as Arc<dyn ReadAt>,
+                None => source.reader()?,
+            };
+            Ok(Part { reader, file, filler })
         };
         let parts = opened.sources.iter().map(part).collect::<io::Result<Vec<Part>>>()?;
         let readers = parts.iter().map(|part| Arc::clone(&part.reader)).collect();
@@ -79,7 +92,10 @@ impl Origin {
         let whole = (len, true);
         let part = usize::try_from(source).ok().and_then(|source| self.parts.get(source));
         let Some(part) = part else { return whole };
-        let Some(file) = &part.file else { return part.reader.stored(offset, len) };
+        // What is a hole in a file that is being filled has not come yet.
+        let Some(file) = part.file.as_ref().filter(|_| part.filler.is_none()) else {
+            return part.reader.stored(offset, len);
+        };
         // Block devices, and file systems that know nothing of holes, have data everywhere.
         match rustix::fs::seek(file, SeekFrom::Data(offset)) {
             Ok(data) if data > offset => ((data - offset).min(len), false),
@@ -103,6 +119,8 @@ struct Part {
     reader: Arc<dyn ReadAt>,
     /// The file, where it is one: that knows of holes.
     file: Option<OwnedFd>,
+    /// What brings the file's bytes.
+    filler: Option<Arc<dyn Filler>>,
 }
 
 /// The chunks of an image, in order. All but the last begin and end at multiples of `align`.
@@ -194,8 +212,10 @@ pub(super) fn run<T: Taker>(
 ) -> Result<(), Failed> {
     let encoded =
         origin.image.map().extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
-    // One thread keeps a disk busy whose bytes are copied as they are.
-    let count = if encoded { readers() } else { 1 };
+    let fetched = origin.parts.iter().any(|part| part.filler.is_some());
+    // One thread keeps a disk busy whose bytes are copied as they are. A server may be far away.
+    let count = if fetched { FETCHERS } else { 1 };
+    let count = if encoded { readers().max(count) } else { count };
     let chunks = Chunks { origin, align, at: 0, number: 0, range: (0, false), ahead: 0 };
     let shared = Shared {
         origin,
@@ -288,10 +308,15 @@ impl<T: Taker> Shared<'_, T> {
         let Some(extent) = self.origin.image.map().lookup(chunk.start) else { return Ok(false) };
         let Place::Data { source, offset } = extent.place else { return Ok(false) };
         let part = usize::try_from(source).ok().and_then(|source| self.origin.parts.get(source));
-        match part.and_then(|part| part.file.as_ref()) {
-            Some(file) if extent.len >= chunk.len => self.taker.copy(chunk.start, file, offset, chunk.len),
-            _ => Ok(false),
+        let Some(Part { file: Some(file), filler, .. }) = part.filter(|_| extent.len >= chunk.len) else {
+            return Ok(false);
+        };
+        // What cannot be brought fails when it is read.
+        let there = |filler: &Arc<dyn Filler>| filler.bring(offset..offset + chunk.len).unwrap_or(false);
+        if !self.taker.copies() || !filler.as_ref().is_none_or(there) {
+            return Ok(false);
         }
+        self.taker.copy(chunk.start, file, offset, chunk.len)
     }
 }
 

@@ -62,12 +62,12 @@ pub trait Filler: ReadAt + Debug {
     /// What the file is called: where its bytes come from. Safe to show.
     fn name(&self) -> String;
 
-    /// Puts all bytes of these ranges, which are sorted by their starts, into the file. Ranges behind the end
-    /// are ignored.
+    /// Brings the bytes of a range. Says whether they are in the file: what that has no room for can only be
+    /// read by [`ReadAt`].
     ///
     /// # Errors
     /// They cannot be brought, or the file cannot be written.
-    fn bring(&self, ranges: &[Range<u64>]) -> io::Result<()>;
+    fn bring(&self, range: Range<u64>) -> io::Result<bool>;
 
     /// What another process needs to go on with it.
     ///

@@ -296,21 +296,28 @@ impl Presence {
 
     /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later.
     pub fn next_wanted(&self, from: u64, later: bool) -> Option<u64> {
+        self.next_wanted_of(from, later, &mut |_| true)
+    }
+
+    /// The same of those of which `is` says so. It is asked once of each chunk at most, whatever comes
+    /// meanwhile.
+    pub fn next_wanted_of(&self, from: u64, later: bool, is: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         let which = if later { Which::Later } else { Which::Wanted };
         let chunks = self.chunks();
-        let find = |range: Range<u64>| {
+        let mut find = |range: Range<u64>| {
             let mut at = range.start;
             while at < range.end {
                 match self.word(which, at).map(|(word, _)| word.load(Ordering::SeqCst)) {
                     // A whole word of nothing.
                     Some(0) => at = (at / 32 + 1) * 32,
-                    _ if self.has_bit(which, at) && !self.has(at) => return Some(at),
+                    _ if self.has_bit(which, at) && !self.has(at) && is(at) => return Some(at),
                     _ => at += 1,
                 }
             }
             None
         };
-        find(from.min(chunks)..chunks).or_else(|| find(0..from.min(chunks)))
+        let from = from.min(chunks);
+        find(from..chunks).or_else(|| find(0..from))
     }
 
     /// A chunk's bytes are there. Readers hear of it by [`Presence::tell`].

@@ -46,6 +46,7 @@ const STORM: &str = include_str!("guest/storm.sh");
 const IMAGES: &str = include_str!("guest/nested-images.sh");
 const NESTED: &str = include_str!("guest/nested.sh");
 const BOOT: &str = include_str!("guest/boot.sh");
+const ORIGIN: &str = include_str!("guest/origin.sh");
 const WRITEBACK: &str = include_str!("guest/writeback.sh");
 
 /// What a place has unless it says otherwise.
@@ -77,7 +78,7 @@ macro_rules! workloads {
 }
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 14] = [
+pub(crate) const SCENARIOS: [Scenario; 15] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
@@ -283,7 +284,28 @@ for one; *last* is when the last was read, divided by when the first was. Less i
             variables: "ENTRANTS=(becket becket-trace nbdkit-256k nbdkit-1M local) ROUNDS=3 MIB=2048 \
                         LATENCY=0.02 DEPTHS=(1 8) READERS=100",
             short: "ROUNDS=1 MIB=128 LATENCY=0.002 READERS=10",
-            script: &[BOOT, include_str!("guest/remote.sh")],
+            script: &[BOOT, ORIGIN, include_str!("guest/remote.sh")],
+            ..PLACE
+        }],
+    },
+    Scenario {
+        name: "fetch",
+        title: "One command with an image on a web server",
+        about: "\
+*first* is from the start of `becket attach` to the first 4 KiB of the device, with a server of becket's
+running and nothing in the store, and *nested* is `becket cat` of a file in an ext4 in a SquashFS in an ISO:
+milliseconds, and requests to the web server, which waits 20 ms before each answer. *whole* are all bytes, in
+seconds, with 0 and 20 ms before each answer: *curl* asks once and writes a file; *device* is attached over
+FUSE and read to its end; *copy* writes a file, and fills the store; nbdkit's plugin curl is read by nbdcopy,
+and keeps nothing. *warm* are reads of 4 KiB at
+depth 64 of an export over NBD, whose bytes are in the store (*stored*) or in a file of this machine (*file*):
+the worker's time for each in microseconds. Less is better, but for *iops*.",
+        places: &[Place {
+            ground: Ground::Host { memory: true },
+            variables: "ENTRANTS=(device copy copy-no-store curl nbdkit) ROUNDS=3 MIB=384 LATENCIES=(0 0.02) \
+                        SECONDS_EACH=3",
+            short: "ROUNDS=1 MIB=64 SECONDS_EACH=1",
+            script: &[ORIGIN, include_str!("guest/fetch.sh")],
             ..PLACE
         }],
     },

@@ -19,8 +19,9 @@ use std::{
 /// Zeroes to compare with and to write, and the bytes of a block that is compared.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 pub(super) const BLOCK: usize = 4096;
-/// How many threads wait for a server.
-const FETCHERS: usize = 8;
+/// How many threads wait for a server, and for how many bytes each at most.
+const FETCHERS: usize = 4;
+const FETCHED: u64 = 4 << 20;
 
 /// An image that is open.
 pub(super) struct Origin {
@@ -85,6 +86,11 @@ impl Origin {
         let image = Image::assembled(opened.map.clone(), readers, opened.encoded.clone());
         let image = image.ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { image, parts, len: opened.map.len() })
+    }
+
+    /// Whether bytes of it come from a server.
+    fn is_fetched(&self) -> bool {
+        self.parts.iter().any(|part| part.filler.is_some())
     }
 
     /// How many bytes of the file on the host from `offset` on are stored, or else are none, up to `len`.
@@ -177,8 +183,9 @@ impl Iterator for Chunks<'_> {
         let (end, stored) = self.range;
         let start = self.at;
         let mut to = end;
-        if stored && end - start > CHUNK as u64 {
-            to = start + CHUNK as u64;
+        let most = if self.origin.is_fetched() { FETCHED } else { CHUNK as u64 };
+        if stored && end - start > most {
+            to = start + most;
             let image = &self.origin.image;
             to = end_of_block(image.map(), image.encoded(), to - 1)
                 .unwrap_or(to)
@@ -212,7 +219,7 @@ pub(super) fn run<T: Taker>(
 ) -> Result<(), Failed> {
     let encoded =
         origin.image.map().extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
-    let fetched = origin.parts.iter().any(|part| part.filler.is_some());
+    let fetched = origin.is_fetched();
     // One thread keeps a disk busy whose bytes are copied as they are. A server may be far away.
     let count = if fetched { FETCHERS } else { 1 };
     let count = if encoded { readers().max(count) } else { count };

@@ -5,53 +5,11 @@ SOCKET=$SHARED/socket
 undo() {
     "$BECKET" detach --all
     [[ -z ${OTHER:-} ]] || kill "$OTHER"
-    [[ -z ${ORIGIN:-} ]] || kill "$ORIGIN"
+    no_origin
     rm -rf "$SHARED"
 }
 undo_at_the_end undo
 head -c "${MIB}M" /dev/urandom >"$WORK/image" || fail "no room for an image"
-cat >"$WORK/origin.py" <<'END'
-import http.server, os, sys, threading, time
-path, latency, count = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-lock, sent, size = threading.Lock(), [0, 0], os.path.getsize(path)
-class Origin(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 20
-    def answer(self, body):
-        time.sleep(latency)
-        words = self.headers.get("Range", "")[6:].split("-")
-        first = int(words[0]) if words[0] else 0
-        last = min(int(words[1]) if len(words) > 1 and words[1] else size - 1, size - 1)
-        self.send_response(206 if words[0] else 200)
-        self.send_header("Content-Length", str(last - first + 1))
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", '"one"')
-        if words[0]:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        self.end_headers()
-        if body:
-            with lock:
-                sent[0] += last - first + 1
-                sent[1] += 1
-                with open(count, "w") as file:
-                    file.write(f"{sent[0]} {sent[1]}")
-            with open(path, "rb") as file:
-                file.seek(first)
-                self.wfile.write(file.read(last - first + 1))
-    def do_GET(self):
-        self.answer(True)
-    def do_HEAD(self):
-        self.answer(False)
-    def log_message(self, *words):
-        pass
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    def handle_error(self, *words):
-        pass
-server = Server(("127.0.0.1", 0), Origin)
-print(server.server_port, flush=True)
-server.serve_forever()
-END
 cat >"$WORK/start.py" <<'END'
 import boot, nbd, os, sys
 socket, image, depth, name = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -76,15 +34,7 @@ while under_way:
     finish()
 print(boot.needed(reads))
 END
-"$PYTHON" "$WORK/origin.py" "$WORK/image" "$LATENCY" "$WORK/count" >"$WORK/port" 2>"$SAID" &
-ORIGIN=$!
-for ((wait = 0; wait < 100; wait++)); do
-    [[ ! -s $WORK/port ]] || break
-    sleep 0.05
-done
-URL=http://127.0.0.1:$(<"$WORK/port")/image
-# Bytes that the origin has sent.
-sent() { if [[ -s $WORK/count ]]; then cut -d' ' -f1 "$WORK/count"; else echo 0; fi; }
+origin "$WORK/image" "$LATENCY"
 # serve ENTRANT [OPTION...]: with nothing in a cache.
 serve() {
     OTHER=

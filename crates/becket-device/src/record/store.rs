@@ -227,7 +227,8 @@ impl Store {
         if len + text.len() as u64 > blocks * 512 {
             return Err(rustix::io::Errno::NOSPC.into());
         }
-        file.write_all_at(&text, len)
+        file.write_all_at(&text, len)?;
+        file.sync_data()
     }
 
     /// The same of a record that was just written and is most likely unchanged: the new one is appended.
@@ -245,7 +246,7 @@ impl Store {
         }
         let written = then.file.write_all_at(&text, then.len);
         drop(locked);
-        written.map_err(Error::io("write", &path))?;
+        written.and_then(|()| then.file.sync_data()).map_err(Error::io("write", &path))?;
         Ok(true)
     }
 
@@ -389,6 +390,9 @@ impl Prepared {
             reserve(&file, RESERVED)?;
         }
         file.write_all(text)?;
+        if lasting {
+            file.sync_data()?;
+        }
         Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
     }
 

@@ -432,6 +432,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 21);
+        assert_eq!(places, 22);
     }
 }

@@ -50,8 +50,8 @@ fn read(remote: &Remote, at: usize, len: usize) -> std::io::Result<Vec<u8>> {
 }
 
 /// Says whether the bytes are in the file then.
-fn assert!(bring(remote: &Remote, range: std::ops::Range<usize>) -> std::io::Result<bool> {
-    let file = File::open(&remote.file).unwrap().metadata().unwrap());
+fn bring(remote: &Remote, range: std::ops::Range<usize>) -> std::io::Result<bool> {
+    let file = File::open(&remote.file).unwrap().metadata().unwrap();
     let (dev, ino) = (std::os::unix::fs::MetadataExt::dev(&file), std::os::unix::fs::MetadataExt::ino(&file));
     let filler = remote.fillers.of(becket_image::Identity { dev, ino }).unwrap();
     filler.bring(range.start as u64..range.end as u64)

@@ -105,8 +105,8 @@ impl Queue {
     }
 
     /// See [`Core::give_up_reads`].
-    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring) {
-        self.core.give_up_reads(ring);
+    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring, when: u64) {
+        self.core.give_up_reads(ring, when);
         self.tell(ring);
         self.end_turn(ring, false);
     }

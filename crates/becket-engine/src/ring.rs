@@ -379,6 +379,11 @@ impl Ring {
         self.now
     }
 
+    /// A moment by that clock.
+    pub(crate) fn time_of(&self, moment: std::time::Instant) -> u64 {
+        moment.saturating_duration_since(self.epoch).as_nanos() as u64
+    }
+
     /// A completion of the batch that [`Ring::wait`] took.
     pub(crate) fn taken(&self, index: usize) -> Completion {
         self.batch[index]

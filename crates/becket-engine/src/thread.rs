@@ -11,6 +11,7 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread::JoinHandle,
+    time::Instant,
 };
 
 use io_uring::{opcode, types::Fd};
@@ -37,7 +38,7 @@ enum Order {
     /// By what was prepared, or as before.
     LetGo(u64, bool, SyncSender<bool>),
     Leave(u64, SyncSender<()>),
-    GiveUpReads(u64, SyncSender<()>),
+    GiveUpReads(u64, Instant, SyncSender<()>),
     Room(u32, SyncSender<u32>),
     Stop,
     /// Stands for a mistake of ours.
@@ -176,13 +177,13 @@ impl IoThreads {
         self.ask(queue.thread, |reply| Order::Leave(queue.serial, reply))
     }
 
-    /// Has the reads of a queue that wait for the server of a source fail: nobody wants their bytes any more.
-    /// One that has ended is left alone.
+    /// Has the reads of a queue fail that have waited for the server of a source since before `when`: nobody
+    /// wants their bytes any more. A queue that has ended is left alone.
     ///
     /// # Errors
     /// The thread is no longer there.
-    pub fn give_up_reads(&self, queue: QueueId) -> Result<(), Error> {
-        self.ask(queue.thread, |reply| Order::GiveUpReads(queue.serial, reply))
+    pub fn give_up_reads(&self, queue: QueueId, when: Instant) -> Result<(), Error> {
+        self.ask(queue.thread, |reply| Order::GiveUpReads(queue.serial, when, reply))
     }
 
     /// Gives a thread an order and waits for the answer.
@@ -376,8 +377,9 @@ impl Server {
                     self.order_queue(serial, Queue::leave);
                     let _ = reply.send(());
                 }
-                Order::GiveUpReads(serial, reply) => {
-                    self.order_queue(serial, Queue::give_up_reads);
+                Order::GiveUpReads(serial, when, reply) => {
+                    let when = self.ring.time_of(when);
+                    self.order_queue(serial, |queue, ring| queue.give_up_reads(ring, when));
                     let _ = reply.send(());
                 }
                 Order::Room(queues, reply) => {

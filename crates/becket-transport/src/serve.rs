@@ -4,6 +4,7 @@
 mod change;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use becket_engine::{
     Batch, Decoding, Faults, Geometry, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
@@ -207,13 +208,15 @@ impl Served {
         self.each(queues, |queue| threads.leave(queue))
     }
 
-    /// Has the reads that wait for the server of a source fail: nobody wants their bytes any more.
+    /// Has the reads fail that wait for the server of a source now: nobody wants their bytes any more. One
+    /// that begins while a queue after another hears of it waits.
     ///
     /// # Errors
     /// An I/O thread has ended.
     pub fn give_up_reads(&self, threads: &IoThreads) -> Result<(), ServeError> {
         let queues = self.live().queues.clone();
-        self.each(queues, |queue| threads.give_up_reads(queue))
+        let now = Instant::now();
+        self.each(queues, |queue| threads.give_up_reads(queue, now))
     }
 
     fn each(

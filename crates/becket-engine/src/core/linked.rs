@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::{
     lines::Linked,
     loads::memory_of,
-    state::{Core, is_read},
+    state::{Core, is_read_since},
 };
 use crate::{
     Op,
@@ -319,12 +319,12 @@ impl Core {
         self.fail_all(ring, number)
     }
 
-    /// Reads that have not been sent on a connection fail.
-    pub(super) fn take_reads_back(&mut self, ring: &mut Ring) {
+    /// Reads that began before `when` and have not been sent on a connection fail.
+    pub(super) fn take_reads_back(&mut self, ring: &mut Ring, when: u64) {
         for number in 0..self.lines.len() {
             let Core { lines, slab, .. } = self;
             let Some(linked) = lines.get_mut(number) else { return };
-            let reads = std::iter::from_fn(|| linked.line.take_back(|_, tag| is_read(slab, tag)));
+            let reads = std::iter::from_fn(|| linked.line.take_back(|_, tag| is_read_since(slab, tag, when)));
             reads.collect::<Vec<u16>>().into_iter().for_each(|tag| self.fail(ring, number, tag));
         }
     }

@@ -349,13 +349,14 @@ impl Core {
         self.serving.targets().iter().for_each(cancel);
     }
 
-    /// Has the reads that wait for the server of a source fail. What waits to be written goes on waiting.
+    /// Has the reads fail that have waited for the server of a source since before `when`, by the ring's clock.
+    /// What waits to be written goes on waiting.
     #[cold]
-    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring) {
-        let reads = |tag| is_read(&self.slab, tag);
+    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring, when: u64) {
+        let reads = |tag| is_read_since(&self.slab, tag, when);
         let cancel = |target: &AnyTarget| target.cancel(self.index, &self.mailbox, &reads);
         self.serving.targets().iter().for_each(cancel);
-        self.take_reads_back(ring);
+        self.take_reads_back(ring, when);
     }
 
     /// Queues an entry of this queue.
@@ -442,9 +443,9 @@ fn never_blocks(event: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(event).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
-/// Whether it is a request that changes nothing.
-pub(super) fn is_read(slab: &[Slot], tag: u16) -> bool {
-    slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op == Op::Read)
+/// Whether a request is a read that began before `when`.
+pub(super) fn is_read_since(slab: &[Slot], tag: u16, when: u64) -> bool {
+    slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op == Op::Read && slot.began < when)
 }
 
 /// Whether the kernel has a frame.

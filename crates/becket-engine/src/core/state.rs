@@ -349,8 +349,8 @@ impl Core {
         self.serving.targets().iter().for_each(cancel);
     }
 
-    /// Has the reads fail that have waited for the server of a source since before `when`, by the ring's clock.
-    /// What waits to be written goes on waiting.
+    /// Has the reads fail that have waited for the server of a source since before `when`, by the ring's
+    /// clock. What waits to be written goes on waiting.
     #[cold]
     pub(crate) fn give_up_reads(&mut self, ring: &mut Ring, when: u64) {
         let reads = |tag| is_read_since(&self.slab, tag, when);

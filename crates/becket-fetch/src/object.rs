@@ -170,7 +170,7 @@ impl Object {
             Some(Chunk::Good) => !self.presence.has(at),
             _ => false,
         };
-        let first = self.presence.next_wanted_of(from, later, &mut |at| is_free(&chunks, at))?;
+        let first = self.presence.next_wanted(from, later, &mut |at| is_free(&chunks, at))?;
         let mut end = first + 1;
         while end - first < most && is_free(&chunks, end) && wanted(end) {
             end += 1;

@@ -32,9 +32,7 @@ pub trait Maker {
     fn prepares(&mut self, session: u64) -> bool;
 
     /// What a session may have lost has been reported to its user.
-    fn reported(&mut self, session: u64) {
-        let _ = session;
-    }
+    fn reported(&mut self, _session: u64) {}
 
     /// Makes one, and says what became of the bytes of earlier ones.
     ///

@@ -120,8 +120,8 @@ fn a_chunk_is_waited_for_by_all_who_want_it_and_by_nobody_else() {
     store.fill(0);
     store.read(0, 2, 1);
     store.read(1, 1, 2);
-    assert_eq!(store.presence.next_wanted(0, false), Some(1));
-    assert_eq!(store.presence.next_wanted(2, false), Some(2));
+    assert_eq!(store.presence.next_wanted(0, false, &mut |_| true), Some(1));
+    assert_eq!(store.presence.next_wanted(2, false, &mut |_| true), Some(2));
     store.read(2, 0, 1);
     assert_eq!(store.bench.await_all(&[2]), [Ok(PAGE)], "it does not wait");
     assert!(store.holds(2, 0));
@@ -135,7 +135,7 @@ fn a_chunk_is_waited_for_by_all_who_want_it_and_by_nobody_else() {
     assert!(store.holds(1, 1));
     store.read(0, 1, 2);
     assert_eq!(store.bench.await_all(&[0]), [Ok(2 * PAGE)]);
-    assert_eq!(store.presence.next_wanted(0, false), None);
+    assert_eq!(store.presence.next_wanted(0, false, &mut |_| true), None);
     assert!(!store.has_note());
 }
 

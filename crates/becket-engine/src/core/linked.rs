@@ -95,7 +95,7 @@ impl Core {
         }
         self.landed();
         if tag == probe {
-            return self.probed(number);
+            return self.probed(ring, number);
         }
         let outcome = if result < 0 { Err(crate::slot::errno_of(result)) } else { Ok(()) };
         self.tell_flushed(number, outcome);
@@ -157,22 +157,25 @@ impl Core {
         {
             self.line_breaks(number, why);
         }
-        // In this order: a break after it is seen when the connection comes.
-        let breaks = self.link_target(number).map(|target| target.group().breaks()).unwrap_or_default();
-        if self.link_target(number).is_some_and(|target| target.group().is_whole())
-            && self.line(number).is_some_and(Line::asks)
-        {
-            if let Some(linked) = self.lines.get_mut(number) {
-                linked.seen.breaks = breaks;
-            }
-            let fresh = self.line(number).is_some_and(|line| std::mem::take(&mut line.fresh));
-            let waiter = self.waiter_of(number);
-            if let Some(target) = self.link_target(number) {
-                target.dialer().ask(waiter, fresh);
-                self.in_flight += 1;
-            }
+        if self.line(number).is_some_and(|line| line.lacks()) {
+            self.ask_for_connection(number);
         }
         finished
+    }
+
+    /// Unless others still have one that is to be given up.
+    #[cold]
+    fn ask_for_connection(&mut self, number: usize) {
+        let waiter = self.waiter_of(number);
+        let Core { lines, serving, .. } = self;
+        let Some(linked) = lines.get_mut(number) else { return };
+        let Some(target) = serving.target(linked.source).and_then(|target| target.link()) else { return };
+        // In this order: a break after it is seen when the connection comes.
+        linked.seen.breaks = target.group().breaks();
+        if target.group().is_whole() {
+            target.dialer().ask(waiter, linked.line.asks());
+            self.in_flight += 1;
+        }
     }
 
     /// Looks at what has become of the other queues' connections, if anything has.
@@ -214,16 +217,14 @@ impl Core {
 
     /// The server has answered a probe: the connection leads to it.
     #[cold]
-    fn probed(&mut self, number: usize) {
+    fn probed(&mut self, ring: &mut Ring, number: usize) {
         let queue = self.number;
         let doubt = self.lines.get_mut(number).and_then(|linked| linked.seen.probed.take());
         if let (Some(doubt), Some(target)) = (doubt, self.link_target(number)) {
             target.settles(queue, doubt);
         }
         // There may be another doubt since.
-        if let Some(linked) = self.lines.get_mut(number) {
-            linked.seen.events = linked.seen.events.wrapping_sub(1);
-        }
+        self.heeds_others(ring, number);
     }
 
     /// The queue ends. The server must not: a connection that it has ended is one that nobody can vouch for.

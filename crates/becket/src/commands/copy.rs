@@ -181,11 +181,10 @@ impl Taker for Raw {
         }
     }
 
-    fn copies(&self) -> bool {
-        !self.sparse && !self.device
-    }
-
     fn copy(&self, at: u64, file: &OwnedFd, offset: u64, len: u64) -> io::Result<bool> {
+        if self.sparse || self.device {
+            return Ok(false);
+        }
         copy_move::copy_range(file, offset, &self.file, at, len)
     }
 }

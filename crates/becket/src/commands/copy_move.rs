@@ -47,11 +47,6 @@ pub(super) trait Taker: Sync {
     /// Takes what a chunk holds: `None` for zeroes.
     fn take(&self, chunk: Chunk, bytes: Option<&[u8]>) -> io::Result<()>;
 
-    /// Whether [`Taker::copy`] may be tried.
-    fn copies(&self) -> bool {
-        false
-    }
-
     /// Takes bytes of a file of the host as they are, if it can do so without their being read here.
     fn copy(&self, _at: u64, _file: &OwnedFd, _offset: u64, _len: u64) -> io::Result<bool> {
         Ok(false)
@@ -219,10 +214,9 @@ pub(super) fn run<T: Taker>(
 ) -> Result<(), Failed> {
     let encoded =
         origin.image.map().extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
-    let fetched = origin.is_fetched();
     // One thread keeps a disk busy whose bytes are copied as they are. A server may be far away.
-    let count = if fetched { FETCHERS } else { 1 };
-    let count = if encoded { readers().max(count) } else { count };
+    let waits = if origin.is_fetched() { FETCHERS } else { 1 };
+    let count = if encoded { readers().max(waits) } else { waits };
     let chunks = Chunks { origin, align, at: 0, number: 0, range: (0, false), ahead: 0 };
     let shared = Shared {
         origin,
@@ -298,7 +292,7 @@ impl<T: Taker> Shared<'_, T> {
         if !chunk.stored {
             return self.taker.take(chunk, None).map_err(Failed::Write);
         }
-        if self.copied(chunk).map_err(Failed::Write)? {
+        if self.copied(chunk)? {
             return Ok(());
         }
         let len = usize::try_from(chunk.len).unwrap_or(usize::MAX);
@@ -311,19 +305,19 @@ impl<T: Taker> Shared<'_, T> {
     }
 
     /// Has a chunk copied that lies in a file as it is; whether that was possible.
-    fn copied(&self, chunk: Chunk) -> io::Result<bool> {
+    fn copied(&self, chunk: Chunk) -> Result<bool, Failed> {
         let Some(extent) = self.origin.image.map().lookup(chunk.start) else { return Ok(false) };
         let Place::Data { source, offset } = extent.place else { return Ok(false) };
         let part = usize::try_from(source).ok().and_then(|source| self.origin.parts.get(source));
         let Some(Part { file: Some(file), filler, .. }) = part.filter(|_| extent.len >= chunk.len) else {
             return Ok(false);
         };
-        // What cannot be brought fails when it is read.
-        let there = |filler: &Arc<dyn Filler>| filler.bring(offset..offset + chunk.len).unwrap_or(false);
-        if !self.taker.copies() || !filler.as_ref().is_none_or(there) {
+        if let Some(filler) = filler
+            && !filler.bring(offset..offset + chunk.len).map_err(Failed::Read)?
+        {
             return Ok(false);
         }
-        self.taker.copy(chunk.start, file, offset, chunk.len)
+        self.taker.copy(chunk.start, file, offset, chunk.len).map_err(Failed::Write)
     }
 }
 

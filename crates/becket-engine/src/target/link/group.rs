@@ -83,12 +83,15 @@ impl Group {
         true
     }
 
-    /// A connection has broken: all have to leave.
-    pub(super) fn broke(&self) {
-        if self.phase.compare_exchange(WHOLE, BREAKING, SeqCst, SeqCst).is_ok() {
+    /// A connection has broken: all have to leave. Says whether it is the first to do so.
+    #[must_use]
+    pub(super) fn broke(&self) -> bool {
+        let first = self.phase.compare_exchange(WHOLE, BREAKING, SeqCst, SeqCst).is_ok();
+        if first {
             self.breaks.fetch_add(1, SeqCst);
             self.happens();
         }
+        first
     }
 
     /// Whether any queue has a connection.
@@ -117,13 +120,16 @@ impl Group {
         Some(self.members.get(queue)?.load(SeqCst)).filter(|value| *value > JOINED)
     }
 
-    /// A queue has heard from its server what it asked after it had seen that doubt.
-    pub(super) fn settles(&self, queue: usize, doubt: u32) {
-        let Some(member) = self.members.get(queue) else { return };
-        // A newer doubt stays.
-        if member.compare_exchange(doubt, JOINED, SeqCst, Relaxed).is_ok() {
+    /// A queue has heard from its server what it asked after it had seen that doubt. Says whether there is
+    /// none any more: a newer one stays.
+    #[must_use]
+    pub(super) fn settles(&self, queue: usize, doubt: u32) -> bool {
+        let settled = |member: &AtomicU32| member.compare_exchange(doubt, JOINED, SeqCst, Relaxed).is_ok();
+        let settled = self.members.get(queue).is_some_and(settled);
+        if settled {
             self.happens();
         }
+        settled
     }
 
     /// Whether any other queue's connection is in doubt: no flush may cover what was written over it.

@@ -100,7 +100,7 @@ impl Model {
 
     fn breaks(&mut self, queue: usize) {
         self.queues[queue].link = Link::Broken;
-        self.group.broke();
+        let _ = self.group.broke();
     }
 
     fn fails(&mut self, before: usize) {
@@ -120,7 +120,7 @@ impl Model {
         if let (Some(doubt), Link::Up(server)) = (self.group.doubt(queue), self.queues[queue].link) {
             // The probe of a connection to a server that is gone breaks it.
             match server == self.server {
-                true => self.group.settles(queue, doubt),
+                true => _ = self.group.settles(queue, doubt),
                 false => return self.breaks(queue),
             }
         }

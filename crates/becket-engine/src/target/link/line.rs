@@ -122,8 +122,8 @@ pub(crate) enum Why {
 /// See the module.
 pub(crate) struct Line {
     link: Link,
-    /// It never had a connection.
-    pub(crate) fresh: bool,
+    /// It never asked for a connection.
+    fresh: bool,
     generation: u32,
     pieces: Box<[Piece]>,
     queue: VecDeque<u16>,
@@ -210,13 +210,16 @@ impl Line {
         }
     }
 
-    /// Whether a connection is to be asked for now; it counts as asked for then.
+    /// Whether a connection is to be asked for.
+    #[inline]
+    pub(crate) fn lacks(&self) -> bool {
+        matches!(self.link, Link::Down) && self.busy > 0
+    }
+
+    /// One is asked for. Says whether it is the first.
     pub(crate) fn asks(&mut self) -> bool {
-        let asks = matches!(self.link, Link::Down) && self.busy > 0;
-        if asks {
-            self.link = Link::Asked;
-        }
-        asks
+        self.link = Link::Asked;
+        std::mem::take(&mut self.fresh)
     }
 
     pub(crate) fn is_asked(&self) -> bool {

@@ -87,8 +87,9 @@ impl LinkTarget {
 
     /// A connection has broken: all queues give theirs up.
     pub(crate) fn broke(&self) {
-        self.group.broke();
-        self.dialer.rouse();
+        if self.group.broke() {
+            self.dialer.rouse();
+        }
     }
 
     /// A queue has no connection any more. If that was the last one of a break, one flush fails where
@@ -121,8 +122,9 @@ impl LinkTarget {
 
     /// A queue's connection was in that doubt, and leads to a server that answers.
     pub(crate) fn settles(&self, queue: usize, doubt: u32) {
-        self.group.settles(queue, doubt);
-        self.dialer.rouse();
+        if self.group.settles(queue, doubt) {
+            self.dialer.rouse();
+        }
     }
 
     fn has(&self, flag: u16) -> bool {

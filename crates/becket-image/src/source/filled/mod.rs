@@ -237,7 +237,7 @@ mod tests {
                 let mut bytes = [0; 2];
                 reader.read_at(&mut bytes, 4 * 4096 - 1).map(|()| bytes)
             });
-            while presence.next_wanted(0, false).is_none() {
+            while presence.next_wanted(0, false, &mut |_| true).is_none() {
                 presence.await_ask(presence.asked(), Some(std::time::Duration::from_millis(10)));
             }
             for chunk in [3, 4] {
@@ -262,7 +262,7 @@ mod tests {
         presence.memory().free(6 * 4096, 4096).unwrap();
         std::thread::scope(|scope| {
             let reads = scope.spawn(|| reader.read_at(&mut bytes, 4 * 4096).unwrap());
-            while presence.next_wanted(0, false).is_none() {
+            while presence.next_wanted(0, false, &mut |_| true).is_none() {
                 presence.await_ask(presence.asked(), Some(std::time::Duration::from_millis(10)));
             }
             assert!(presence.is_wanted(6) && !presence.is_wanted(7) && !reads.is_finished());

@@ -294,14 +294,9 @@ impl Presence {
         self.has_bit(Which::Later, chunk) && !self.has(chunk)
     }
 
-    /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later.
-    pub fn next_wanted(&self, from: u64, later: bool) -> Option<u64> {
-        self.next_wanted_of(from, later, &mut |_| true)
-    }
-
-    /// The same of those of which `is` says so. It is asked once of each chunk at most, whatever comes
-    /// meanwhile.
-    pub fn next_wanted_of(&self, from: u64, later: bool, is: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+    /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later, and of
+    /// which `is` says so. That is asked once of each chunk at most, whatever comes meanwhile.
+    pub fn next_wanted(&self, from: u64, later: bool, is: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         let which = if later { Which::Later } else { Which::Wanted };
         let chunks = self.chunks();
         let mut find = |range: Range<u64>| {
@@ -477,20 +472,23 @@ mod tests {
         table.ask(40 * CHUNK, 3 * CHUNK);
         table.ask_later(0, 2 * CHUNK);
         other.await_ask(seen, None);
-        assert_eq!(other.next_wanted(0, false), Some(40));
-        assert_eq!(other.next_wanted(41, false), Some(42), "what is there is not wanted");
-        assert_eq!(other.next_wanted(43, false), Some(40), "from the beginning on");
-        assert_eq!(other.next_wanted(0, true), Some(0));
+        assert_eq!(other.next_wanted(0, false, &mut |_| true), Some(40));
+        assert_eq!(other.next_wanted(41, false, &mut |_| true), Some(42), "what is there is not wanted");
+        assert_eq!(other.next_wanted(43, false, &mut |_| true), Some(40), "from the beginning on");
+        assert_eq!(other.next_wanted(0, true, &mut |_| true), Some(0));
         let news = table.news();
         [40, 42, 0].iter().for_each(|chunk| other.put(*chunk, Where::File));
         other.tell();
         table.await_news(news);
         assert!(table.has_all(40 * CHUNK, 3 * CHUNK));
-        assert_eq!((other.next_wanted(0, false), other.next_wanted(1, true)), (None, Some(1)));
+        assert_eq!(
+            (other.next_wanted(0, false, &mut |_| true), other.next_wanted(1, true, &mut |_| true)),
+            (None, Some(1))
+        );
         let third = Presence::new(100 * CHUNK, CHUNK).unwrap();
         third.ask(50 * CHUNK, 1);
         table.take_over(&third);
-        assert_eq!(other.next_wanted(0, false), Some(50));
+        assert_eq!(other.next_wanted(0, false, &mut |_| true), Some(50));
     }
 
     #[test]
@@ -509,7 +507,7 @@ mod tests {
         let table = Presence::open(fd, 100 * CHUNK, CHUNK).unwrap();
         assert!(!table.is_roomy() && Presence::new(100 * CHUNK, CHUNK).unwrap().is_roomy());
         table.ask(99 * CHUNK, 1);
-        assert_eq!(table.again().unwrap().next_wanted(0, false), Some(99));
+        assert_eq!(table.again().unwrap().next_wanted(0, false, &mut |_| true), Some(99));
         table.put(99, Where::File);
         assert_eq!((table.place(99), table.there()), (Some(Where::File), (CHUNK, 0)));
         assert!(!table.uses_memory());

@@ -6,12 +6,18 @@ mod common;
 
 use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Duration};
 
-use becket_testkit::{require_fuse, require_plain_machine, require_tools, tool, wait_until};
+use becket_testkit::{Scratch, require_fuse, require_plain_machine, require_tools, tool, wait_until};
 use common::nbd_server::{Server, attach, ext4};
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{nbd, scratch, text};
 use serde_json::Value;
+
+/// Whether the only device is served, and its server there.
+fn is_live(place: &Scratch) -> bool {
+    let device = only(place);
+    text(&device, "state") == "live" && device["away"].is_null()
+}
 
 #[test]
 fn an_image_on_a_server_is_read_without_a_device() {
@@ -158,7 +164,7 @@ fn fuse_what_a_dead_worker_had_to_report_its_successor_reports() {
     let image = ext4(&place);
     let mut server = Server::nbdkit(&image, &[]);
     let disk = open(&attach(&place, &[&server.uri("")]));
-    let live = || text(&only(&place), "state") == "live" && only(&place)["away"].is_null();
+    let live = || is_live(&place);
     let reads = || disk.read_exact_at(&mut Block::of(0).0, 1 << 20).unwrap();
     let dies = || {
         let worker = only(&place)["worker_pid"].clone();
@@ -219,7 +225,7 @@ fn fuse_no_write_is_lost_when_workers_and_servers_of_ours_die() {
         for victim in ["worker_pid", "worker_pid", "server_pid", "worker_pid"] {
             thread::sleep(Duration::from_millis(300));
             kill(&only(&place)[victim]);
-            let live = || text(&only(&place), "state") == "live";
+            let live = || is_live(&place);
             assert!(wait_until(Duration::from_secs(30), live), "{:?} after {victim}", only(&place));
         }
         thread::sleep(Duration::from_millis(300));
@@ -433,7 +439,7 @@ fn fuse_without_a_promise_one_flush_fails_after_a_killed_worker() {
     let place = scratch();
     let server = Server::qemu(&ext4(&place), &[]);
     let disk = open(&attach(&place, &[&server.uri("disk"), "--origin-timeout", "40s"]));
-    let live = || text(&only(&place), "state") == "live" && only(&place)["away"].is_null();
+    let live = || is_live(&place);
     disk.write_all_at(&Block::of(1).0, 8192).unwrap();
     disk.sync_all().unwrap();
     disk.write_all_at(&Block::of(2).0, 4096).unwrap();
@@ -489,7 +495,7 @@ fn fuse_a_file_system_over_a_server_is_whole_after_kills() {
         for victim in ["worker_pid", "worker_pid", "server_pid", "worker_pid", "server_pid"] {
             thread::sleep(Duration::from_millis(500));
             kill(&only(&place)[victim]);
-            let live = || text(&only(&place), "state") == "live";
+            let live = || is_live(&place);
             if !wait_until(Duration::from_secs(30), live) {
                 lives = Err(format!("{:?} after {victim}", only(&place)));
                 break;

@@ -1,17 +1,7 @@
 # What one command costs with an image on a web server: the first byte, a path three levels deep, all of it,
 # and reads of what the store has. Expects MIB, LATENCIES (seconds before each answer), SECONDS_EACH.
-(cd "$KEPT/../.." && cargo build --release --quiet -p becket-transport --example nbd_load) ||
-    fail "the client cannot be built"
-CLIENT=$KEPT/../release/examples/nbd_load
-SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
-SOCKET=$SHARED/socket
-undo() {
-    "$BECKET" detach --all
-    [[ -z ${OTHER:-} ]] || kill "$OTHER"
-    no_origin
-    rm -rf "$SHARED"
-}
-undo_at_the_end undo
+nbd_client
+in_memory
 head -c "${MIB}M" /dev/urandom >"$SHARED/image" || fail "no room for an image"
 # An ISO that holds a SquashFS that holds an ext4.
 mkdir -p "$SHARED/tree" "$SHARED/squash" "$SHARED/iso/LiveOS"
@@ -22,7 +12,7 @@ mke2fs -q -F -d "$SHARED/tree" "$SHARED/squash/root.img" 64M >"$SAID" 2>&1 &&
     genisoimage -quiet -R -o "$SHARED/live.iso" "$SHARED/iso" 2>"$SAID" || fail "no image: $(cat "$SAID")"
 store() { "$BECKET" "$1" --store "$SHARED/store" "${@:2}" 2>"$SAID"; }
 since() { awk "BEGIN { print ($EPOCHREALTIME - $1) * $2 }"; }
-# first ROUND-TRIP: from the beginning of `attach` to the first 4 KiB, with a server that runs. There is one
+# first: from the beginning of `attach` to the first 4 KiB, with a server that runs. There is one
 # while any device is attached.
 first() {
     local begun device before
@@ -82,13 +72,11 @@ whole() {
     OTHER=
     rm -f "$SHARED/copy" "$SOCKET"
 }
-# Ticks of the processor that the worker has used: a hundredth of a second each.
-ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$PID/stat"; }
 # warm ENTRANT IMAGE: reads of an export, and the worker's time for each.
 warm() {
     local before ios
     store export --nbd "unix:$SOCKET" --name image --direct-io off "$2" >"$SAID" || { absent "$1" warm && return; }
-    PID=$("$BECKET" list --json | sed -n 's/.*"worker_pid": *\([0-9]*\).*/\1/p' | head -n 1)
+    PID=$(worker_pid)
     # All is there then.
     "$CLIENT" "$SOCKET" image --depth 8 --len 262144 --sequential --seconds 2 >"$SAID" 2>&1
     before=$(ticks)

@@ -52,6 +52,29 @@ undo_at_the_end() {
     trap "$1 >'$WORK/undone' 2>&1" EXIT
     trap 'exit 1' INT TERM HUP
 }
+# in_memory: $SHARED, a folder in memory, and $SOCKET in it. At the end everything is detached, and the servers
+# end that were started as $OTHER and $ORIGIN.
+in_memory() {
+    SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
+    SOCKET=$SHARED/socket
+    undo_at_the_end out_of_memory
+}
+out_of_memory() {
+    local server
+    "$BECKET" detach --all
+    for server in ${OTHER:-} ${ORIGIN:-}; do kill "$server"; done
+    rm -rf "$SHARED"
+}
+# nbd_client: $CLIENT, which reads an export over NBD and batches.
+nbd_client() {
+    (cd "$KEPT/../.." && cargo build --release --quiet -p becket-transport --example nbd_load) ||
+        fail "the client cannot be built"
+    CLIENT=$KEPT/../release/examples/nbd_load
+}
+# The process of the only worker.
+worker_pid() { "$BECKET" list --json | sed -n 's/.*"worker_pid": *\([0-9]*\).*/\1/p' | head -n 1; }
+# Ticks of the processor that the process $PID has used: a hundredth of a second each.
+ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$PID/stat"; }
 # The loop devices whose images lie in $WORK, whichever contestant attached them: a number may have been
 # reused.
 detach_ours() {

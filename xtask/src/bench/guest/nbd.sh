@@ -1,17 +1,8 @@
 # Reads of an export over NBD and a unix socket, by a client that batches and is the same for all servers.
 # Expects SECONDS_EACH, MIB, FIO, COPY, WAYS (memory: a file of tmpfs; cached: one of this disk, in the page
 # cache).
-(cd "$KEPT/../.." && cargo build --release --quiet -p becket-transport --example nbd_load) ||
-    fail "the client cannot be built"
-CLIENT=$KEPT/../release/examples/nbd_load
-SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
-SOCKET=$SHARED/socket
-undo() {
-    "$BECKET" detach --all
-    [[ -z ${OTHER:-} ]] || kill "$OTHER"
-    rm -rf "$SHARED"
-}
-undo_at_the_end undo
+nbd_client
+in_memory
 mkdir "$WORK/disk"
 head -c "${MIB}M" /dev/urandom >"$SHARED/image" || fail "no room for an image in memory"
 cp "$SHARED/image" "$WORK/disk/image" || fail "no room for an image"
@@ -30,7 +21,7 @@ serve() {
     case $1 in
     becket)
         "$BECKET" export --nbd "unix:$SOCKET" --name image --direct-io off "$2" >"$SAID" 2>&1 || return
-        PID=$("$BECKET" list --json | sed -n 's/.*"worker_pid": *\([0-9]*\).*/\1/p' | head -n 1)
+        PID=$(worker_pid)
         return
         ;;
     nbdkit) nbdkit -f -U "$SOCKET" file "$2" >"$SAID" 2>&1 & ;;
@@ -59,8 +50,6 @@ unserve() { # ENTRANT
     esac 2>"$SAID"
     rm -f "$SOCKET"
 }
-# Ticks of the processor that a process has used: a hundredth of a second each.
-ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$PID/stat"; }
 # drive ARGUMENT...: IOS and RATE of one run.
 drive() {
     "$CLIENT" "$SOCKET" image --seconds "$SECONDS_EACH" "$@" >"$WORK/driven" 2>"$SAID" || return

@@ -1,14 +1,6 @@
 # A start from an image on a web server that is far away: the same reads for all, over NBD and a unix socket.
 # Expects MIB, LATENCY (seconds before each answer), DEPTHS, READERS.
-SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
-SOCKET=$SHARED/socket
-undo() {
-    "$BECKET" detach --all
-    [[ -z ${OTHER:-} ]] || kill "$OTHER"
-    no_origin
-    rm -rf "$SHARED"
-}
-undo_at_the_end undo
+in_memory
 head -c "${MIB}M" /dev/urandom >"$WORK/image" || fail "no room for an image"
 cat >"$WORK/start.py" <<'END'
 import boot, nbd, os, sys

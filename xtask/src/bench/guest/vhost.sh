@@ -2,14 +2,7 @@
 # Expects SECONDS_EACH, MIB, WAYS (cached: a file in memory; direct: past the page cache of this disk).
 (cd "$KEPT/../.." && cargo build --release --quiet -p becket-virtio) || fail "the driver cannot be built"
 CLIENT=$KEPT/../release/becket-virtio
-SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
-SOCKET=$SHARED/socket
-undo() {
-    "$BECKET" detach --all
-    [[ -z ${QSD:-} ]] || kill "$QSD"
-    rm -rf "$SHARED"
-}
-undo_at_the_end undo
+in_memory
 for way in "${WAYS[@]}"; do
     image=$SHARED/cached
     [[ $way == cached ]] || image=$WORK/direct
@@ -23,7 +16,7 @@ serve() {
     case $1 in
     becket)
         "$BECKET" export --vhost-user "unix:$SOCKET" --queues 1 --direct-io "$wish" "$image" >"$SAID" 2>&1 || return
-        PID=$("$BECKET" list --json | sed -n 's/.*"worker_pid": *\([0-9]*\).*/\1/p' | head -n 1)
+        PID=$(worker_pid)
         ;;
     qsd*)
         local aio=threads
@@ -32,7 +25,7 @@ serve() {
             --blockdev driver=raw,node-name=r,file=f \
             --export "type=vhost-user-blk,id=e,node-name=r,addr.type=unix,addr.path=$SOCKET,writable=on" \
             >"$SAID" 2>&1 &
-        QSD=$! PID=$QSD
+        OTHER=$! PID=$OTHER
         for ((wait = 0; wait < 100; wait++)); do
             [[ ! -S $SOCKET ]] || return 0
             sleep 0.05
@@ -45,14 +38,12 @@ unserve() { # ENTRANT
     case $1 in
     becket) "$BECKET" detach --all >"$SAID" 2>&1 || fail "cannot detach: $(cat "$SAID")" ;;
     *)
-        kill "$QSD" && wait "$QSD"
-        QSD=
+        kill "$OTHER" && wait "$OTHER"
+        OTHER=
         ;;
     esac 2>"$SAID"
     rm -f "$SOCKET"
 }
-# Ticks of the processor that a process has used: a hundredth of a second each.
-ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$PID/stat"; }
 # drive ARGUMENT...: IOS and RATE of one run.
 drive() {
     "$CLIENT" "$SOCKET" --seconds "$SECONDS_EACH" "$@" >"$WORK/driven" 2>"$SAID" || return

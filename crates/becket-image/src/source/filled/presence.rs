@@ -294,8 +294,8 @@ impl Presence {
         self.has_bit(Which::Later, chunk) && !self.has(chunk)
     }
 
-    /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later, and of
-    /// which `is` says so. That is asked once of each chunk at most, whatever comes meanwhile.
+    /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later, and
+    /// of which `is` says so. That is asked once of each chunk at most, whatever comes meanwhile.
     pub fn next_wanted(&self, from: u64, later: bool, is: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
         let which = if later { Which::Later } else { Which::Wanted };
         let chunks = self.chunks();

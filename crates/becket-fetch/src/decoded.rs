@@ -1,49 +1,57 @@
 //! Files compressed as one piece, decoded once into an object of the store, which then is an image like any.
-//! A stream that is damaged, cut short, or yields more than there is room for leaves nothing behind.
+//! A stream that is damaged, cut short, or yields more than there is room for is never taken for whole.
+//!
+//! Where its length is known before, what was decoded can be read while the rest is decoded (`steps`). Else
+//! all of it is decoded first.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use becket_image::filled::Presence;
 use becket_image::{
-    Budget, DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Split,
+    Budget, DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Source, Split,
 };
 
 use crate::Error;
+use crate::error::is_full;
+use crate::in_order::InOrder;
+use crate::length;
+use crate::object::{Object, Supply};
 use crate::place::{plain_name, shown};
 use crate::remote::{Options, Remote};
-use crate::store::{Held, Store};
+use crate::steps::Steps;
+use crate::store::{Held, Meta, Store};
+use crate::stream::{LONGEST, LOOK_EVERY, Packed, PackedFile, Stream, state_of};
 use crate::unpack::Packing;
-use crate::version::Version;
+use crate::unpacked::Unpacked;
+use crate::version::{Known, Version};
 use crate::writing::Writing;
 
-/// How much of the stream is read at once.
-const READ: usize = 256 << 10;
 /// How much is decoded at once.
 const YIELD: usize = 256 << 10;
-/// How often, in decoded bytes, it is looked whether there is room.
-const LOOK_EVERY: u64 = 8 << 20;
-/// What is left free on the store's file system: this part of it, and no more than so many bytes.
-const FREE_PART: u64 = 32;
-const FREE_MOST: u64 = 1 << 30;
-/// The longest image that comes of a stream, in bytes.
-const LONGEST: u64 = 16 << 40;
+/// Shorter images are decoded before they are used, in bytes: that takes no time, and they are then like any
+/// other file.
+const LONG: u64 = 32 << 20;
+/// The length of what is read while it is decoded is a multiple of this, in bytes: a disk of another length
+/// may have something behind it (a fixed VHD has).
+const UNIT: u64 = 1024;
 
-/// An image that was decoded.
+/// An image that is decoded.
 #[derive(Debug, Clone)]
 pub struct Decoded {
     /// Its path on this host, with the way inside it.
     pub path: PathBuf,
+    /// What decodes the rest while it is read.
+    pub fillers: Fillers,
     /// It stays in the store as long as this lives, or a device has it.
-    _held: Arc<Held>,
+    _held: Option<Arc<Held>>,
 }
 
-/// The image in the file that a path enters, if that file can only be decoded from its start: decoded now,
-/// unless the store has it. `None` for every other path. `remote` is the object that the path is of.
+/// The image in the file that a path enters, if that file can only be decoded from its start: as far as it is
+/// decoded, or all of it. `None` for every other path. `remote` is the object that the path is of.
 ///
 /// # Errors
 /// The stream is damaged or too long, or the store cannot be used.
@@ -55,7 +63,59 @@ pub fn decoded(
 ) -> Result<Option<Decoded>, Error> {
     let Split { host, inside } = becket_image::split(path);
     let fillers = remote.map(|remote| remote.fillers.clone()).unwrap_or_default();
-    let Some(packing) = packing_of(&host, &inside, format, &fillers) else { return Ok(None) };
+    let Some((packing, says)) = packing_of(&host, &inside, format, &fillers) else { return Ok(None) };
+    let Some(file) = packed_file(&host, &fillers)? else { return Ok(None) };
+    let meta = file.metadata().map_err(Error::store(&host, "its status cannot be read"))?;
+    let state = state_of(&meta);
+    let (url, version, called) = match remote {
+        Some(remote) => (remote.url().to_owned(), remote.version().line(), shown(remote.url())),
+        None => {
+            let path = fs::canonicalize(&host).map_err(Error::store(&host, "it cannot be looked up"))?;
+            (format!("file:{}", path.display()), state.clone(), host.display().to_string())
+        }
+    };
+    let version = Version::Unpacked(format!("{} {version}", packing.name()));
+    let last = host.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = plain_name(packing.unpacked_name(&last));
+    if options.no_store {
+        let why = "it can only be decoded from its start, into a store".to_owned();
+        let fix = Some("run the command without --no-store".to_owned());
+        return Err(Error::Stream { file: called, why, fix });
+    }
+    let store = Store::open(options.store.as_deref())?;
+    let packed: Arc<dyn Packed> = match remote {
+        // Its client has been patient already.
+        Some(remote) => Arc::new(InOrder::new(Arc::clone(remote.object()), Box::new(|heard| heard.is_ok()))),
+        None => Arc::new(PackedFile { file, state, called: called.clone() }),
+    };
+    let (len, limit, progress) = (meta.len(), options.limit, options.progress.clone());
+    let stream = Stream { packing, called, len, packed, limit, progress };
+    let in_it = |path: &Path| inside.iter().fold(path.to_owned(), |path, name| path.join(name));
+    let found = store.find_unpacked(&url, &version)?;
+    if matches!(found, Unpacked::Nothing | Unpacked::Part) && !options.whole {
+        let size = if says.is_some() { says } else { length::of(&stream)? };
+        if let Some(size) = size.filter(|size| (LONG..=LONGEST).contains(size) && size.is_multiple_of(UNIT)) {
+            let (path, fillers) = while_read(&store, Meta::of(&url, &version, size, &name), stream)?;
+            shrink(&store, options)?;
+            return Ok(Some(Decoded { path: in_it(&path), fillers, _held: None }));
+        }
+    }
+    let held = match found {
+        Unpacked::Whole(held) => *held,
+        _ => store.unpacked(&url, &version, &name, &mut |writing| decode(&stream, writing))?,
+    };
+    shrink(&store, options)?;
+    Ok(Some(Decoded { path: in_it(&held.path), fillers: Fillers::default(), _held: Some(Arc::new(held)) }))
+}
+
+/// Makes room for an object that is held, so that it stays.
+fn shrink(store: &Store, options: &Options) -> Result<(), Error> {
+    options.limit.map_or(Ok(()), |limit| store.shrink(limit).map(|_| ()))
+}
+
+/// The compressed file, opened with its locks, which keep writers away while it is decoded. `None` where
+/// another file is there meanwhile, or it cannot be opened: that is for the caller to report.
+fn packed_file(host: &Path, fillers: &Fillers) -> Result<Option<File>, Error> {
     let open = OpenOptions {
         read_only: true,
         direct_io: DirectIo::Off,
@@ -63,58 +123,32 @@ pub fn decoded(
         fillers: fillers.clone(),
         ..OpenOptions::default()
     };
-    // Its locks keep writers away while it is decoded. What cannot be opened is for the caller to report.
-    let Ok(opened) = becket_image::open_partly(&host, &open) else { return Ok(None) };
-    let stored = |what| Error::store(&host, what);
-    let file = File::open(&opened.path).map_err(stored("it cannot be opened"))?;
-    let meta = file.metadata().map_err(stored("its status cannot be read"))?;
-    let identity = Identity { dev: meta.dev(), ino: meta.ino() };
-    if identity != opened.identity {
-        return Ok(None);
-    }
-    let (url, version) = match remote {
-        Some(remote) => (remote.url().to_owned(), remote.version().line()),
-        None => (format!("file:{}", opened.path.display()), state_of(&meta)),
-    };
-    let version = Version::Unpacked(format!("{} {version}", packing.name()));
-    let last = host.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = plain_name(packing.unpacked_name(&last));
-    if options.no_store {
-        let file = remote.map_or_else(|| host.display().to_string(), |remote| shown(remote.url()));
-        let why = "it can only be decoded from its start, into a store".to_owned();
-        return Err(Error::Stream { file, why, fix: Some("run the command without --no-store".to_owned()) });
-    }
-    let store = Store::open(options.store.as_deref())?;
-    let stream = Stream {
-        packing,
-        called: remote.map_or_else(|| host.display().to_string(), |remote| shown(remote.url())),
-        len: meta.len(),
-        bytes: fillers.of(identity).map_or_else(|| Bytes::File(file), Bytes::Filled),
-    };
-    let held = store.unpacked(&url, &version, &name, &mut |writing| {
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            // The rest of a remote file comes while its start is decoded.
-            let brings = remote.map(|remote| scope.spawn(|| remote.bring_until(&stop)));
-            let decoded = stream.decode(writing, options);
-            stop.store(decoded.is_err(), Ordering::Relaxed);
-            match brings.map(std::thread::ScopedJoinHandle::join) {
-                // What keeps bytes from coming says more than that they are missing.
-                Some(Ok(Err(error))) if decoded.is_err() => Err(error),
-                _ => decoded,
-            }
-        })
-    })?;
-    if let Some(limit) = options.limit {
-        // This object is held, so it stays.
-        store.shrink(limit)?;
-    }
-    let path = inside.iter().fold(held.path.clone(), |path, name| path.join(name));
-    Ok(Some(Decoded { path, _held: Arc::new(held) }))
+    let Ok(mut opened) = becket_image::open_partly(host, &open) else { return Ok(None) };
+    let Some(Source::File(file)) = opened.sources.pop() else { return Ok(None) };
+    Ok(Some(File::from(file.buffered)))
 }
 
-/// How a file is packed that can only be read from its start.
-fn packing_of(host: &Path, inside: &[OsString], format: Format, fillers: &Fillers) -> Option<Packing> {
+/// The object that a stream fills while it is read, and what does that.
+fn while_read(store: &Store, meta: Meta, stream: Stream) -> Result<(PathBuf, Fillers), Error> {
+    let known = Known { version: meta.version.clone(), size: meta.size };
+    let held = store.hold_meta(&meta)?;
+    let file = held.data.metadata().map_err(Error::store(&held.path, "its status cannot be read"))?;
+    let presence = Presence::new(held.meta.size, held.meta.chunk)
+        .map_err(Error::store(&held.path, "there is no memory for it"))?;
+    let path = held.path.clone();
+    let object = Object::new(held, Supply::Stream(Steps::new(stream)), known, presence, false);
+    let mut fillers = Fillers::default();
+    fillers.add(Identity { dev: file.dev(), ino: file.ino() }, Arc::new(object));
+    Ok((path, fillers))
+}
+
+/// How a file is packed that can only be read from its start, and how long it says that it becomes.
+fn packing_of(
+    host: &Path,
+    inside: &[OsString],
+    format: Format,
+    fillers: &Fillers,
+) -> Option<(Packing, Option<u64>)> {
     // `raw` is said of what the path names.
     let format = match format {
         Format::Raw if inside.is_empty() => return None,
@@ -132,140 +166,41 @@ fn packing_of(host: &Path, inside: &[OsString], format: Format, fillers: &Filler
     }
     // Whether it can be read from the middle is for its reader to say.
     match becket_image::look_filled(host, format, &[], &Budget::default(), fillers) {
-        Err(ImageError::Layer { source: LayerError::Sequential { packer, .. }, .. }) => Packing::of(packer),
-        Err(ImageError::Layer { source: LayerError::Foreign { format, .. }, .. }) => Packing::of(format.name),
+        Err(ImageError::Layer { source: LayerError::Sequential { packer, yields, .. }, .. }) => {
+            Packing::of(packer).map(|packing| (packing, yields))
+        }
+        Err(ImageError::Layer { source: LayerError::Foreign { format, .. }, .. }) => {
+            Packing::of(format.name).map(|packing| (packing, None))
+        }
         _ => None,
     }
 }
 
-/// A line that another state of a file does not have.
-fn state_of(meta: &fs::Metadata) -> String {
-    let times = (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
-    format!("{}:{} {} {times:?}", meta.dev(), meta.ino(), meta.len())
-}
-
-/// Where the bytes of a stream are.
-enum Bytes {
-    File(File),
-    Filled(Arc<dyn becket_image::Filler>),
-}
-
-impl Bytes {
-    fn read_at(&self, buf: &mut [u8], at: u64, len: u64) -> io::Result<usize> {
-        match self {
-            Bytes::File(file) => std::os::unix::fs::FileExt::read_at(file, buf, at),
-            Bytes::Filled(filler) => {
-                let most = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX).min(buf.len());
-                let part = buf.get_mut(..most).unwrap_or_default();
-                filler.read_at(part, at).map(|()| most)
-            }
+/// Decodes all of a stream.
+fn decode(stream: &Stream, writing: &mut Writing<'_>) -> Result<(), Error> {
+    let mut decoding = stream.begin()?;
+    let (mut buffer, mut looked) = (vec![0; YIELD], 0);
+    loop {
+        let len = stream.read(&mut decoding, &mut buffer)?;
+        if len == 0 {
+            break;
+        }
+        writing.write(buffer.get(..len).unwrap_or_default()).map_err(|error| match error {
+            // Others fill it, too.
+            Error::Store { source, .. } if is_full(&source) => stream.no_room(decoding.done, 0),
+            error => error,
+        })?;
+        if decoding.done - looked >= LOOK_EVERY {
+            looked = decoding.done;
+            stream.check_room(writing.file(), writing.path(), decoding.done, writing.stored())?;
         }
     }
-}
-
-/// A stream, read in order.
-struct Reader<'a> {
-    stream: &'a Stream,
-    at: u64,
-    report: &'a dyn Fn(u64),
-}
-
-impl Read for Reader<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = self.stream.bytes.read_at(buf, self.at, self.stream.len)?;
-        self.at += read as u64;
-        (self.report)(self.at);
-        Ok(read)
+    if decoding.done == 0 {
+        return Err(stream.failed("nothing is packed in it".to_owned(), None));
     }
-}
-
-/// A stream to decode.
-struct Stream {
-    packing: Packing,
-    /// What people know it by.
-    called: String,
-    /// Its own length in bytes.
-    len: u64,
-    bytes: Bytes,
-}
-
-impl Stream {
-    fn failed(&self, why: String, fix: Option<String>) -> Error {
-        Error::Stream { file: self.called.clone(), why, fix }
+    stream.check_room(writing.file(), writing.path(), decoding.done, writing.stored())?;
+    if let Some(progress) = &stream.progress {
+        progress(stream.len, stream.len);
     }
-
-    fn decode(&self, writing: &mut Writing<'_>, options: &Options) -> Result<(), Error> {
-        let (name, called) = (self.packing.name(), &self.called);
-        let broken = |done: u64, error: &io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => self.failed(
-                format!("it is cut short: {done} bytes could be decoded"),
-                Some(format!("fetch or copy it again; {name} -t {called} checks it")),
-            ),
-            _ => self.failed(
-                format!("it is damaged behind the first {done} decoded bytes: {error}"),
-                Some(format!("{name} -t {called} checks it")),
-            ),
-        };
-        let report = |at: u64| {
-            if let Some(progress) = &options.progress {
-                progress(at, self.len);
-            }
-        };
-        let reader = Reader { stream: self, at: 0, report: &report };
-        let input = BufReader::with_capacity(READ, reader);
-        let mut output = self.packing.reader(input).map_err(|error| broken(0, &error))?;
-        let (mut buffer, mut done, mut looked) = (vec![0; YIELD], 0_u64, 0_u64);
-        loop {
-            let len = match output.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(len) => len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(broken(done, &error)),
-            };
-            writing.write(buffer.get(..len).unwrap_or_default()).map_err(|error| match error {
-                // Others fill it, too.
-                Error::Store { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                    self.no_room(done, 0)
-                }
-                error => error,
-            })?;
-            done += len as u64;
-            if done - looked >= LOOK_EVERY {
-                looked = done;
-                self.check_room(writing, done, options.limit)?;
-            }
-        }
-        if done == 0 {
-            return Err(self.failed("nothing is packed in it".to_owned(), None));
-        }
-        self.check_room(writing, done, options.limit)?;
-        report(self.len);
-        Ok(())
-    }
-
-    /// That what was decoded may go on: a few bytes can yield any number.
-    fn check_room(&self, writing: &Writing<'_>, done: u64, limit: Option<u64>) -> Result<(), Error> {
-        if done > LONGEST {
-            return Err(self.failed(format!("it yields more than {LONGEST} bytes"), None));
-        }
-        let stored = writing.stored();
-        if let Some(limit) = limit.filter(|limit| stored > *limit) {
-            let why = format!("it yields more than the {limit} bytes that the store may have");
-            return Err(self.failed(why, Some("a larger --store-limit allows it".to_owned())));
-        }
-        let room = rustix::fs::fstatvfs(writing.file())
-            .map_err(|errno| Error::store(writing.path(), "it cannot be looked up")(errno.into()))?;
-        let unit = room.f_frsize.max(1);
-        let (free, all) = (room.f_bavail.saturating_mul(unit), room.f_blocks.saturating_mul(unit));
-        if free < (all / FREE_PART).min(FREE_MOST) {
-            return Err(self.no_room(done, free));
-        }
-        Ok(())
-    }
-
-    fn no_room(&self, done: u64, free: u64) -> Error {
-        let why =
-            format!("the store has too little room for it: {done} bytes were decoded, and {free} are left");
-        self.failed(why, Some("name a directory on a larger file system by --store DIR".to_owned()))
-    }
+    Ok(())
 }

@@ -53,6 +53,16 @@ pub enum Error {
         /// What the user can do.
         fix: Option<String>,
     },
+    /// The store has too little room for what a compressed file yields.
+    #[error("{file}: the store has too little room for it: {done} bytes were decoded, and {free} are left")]
+    NoRoom {
+        /// Its path or URL, safe to show.
+        file: String,
+        /// How many bytes were decoded.
+        done: u64,
+        /// How many are free.
+        free: u64,
+    },
     /// The store on this host fails.
     #[error("{path}: {what}: {source}")]
     Store {
@@ -73,7 +83,7 @@ impl Error {
             Error::Refused { .. } => "origin",
             Error::Changed { .. } => "source_changed",
             Error::Away { .. } => "origin_away",
-            Error::Stream { .. } => "stream",
+            Error::Stream { .. } | Error::NoRoom { .. } => "stream",
             Error::Store { .. } => "store",
         }
     }
@@ -83,6 +93,7 @@ impl Error {
         match self {
             Error::Refused { fix, .. } => *fix,
             Error::Stream { fix, .. } => fix.as_deref(),
+            Error::NoRoom { .. } => Some("name a directory on a larger file system by --store DIR"),
             Error::Changed { .. } => Some("run the command again to use the new version"),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
             Error::Store { source, .. } if is_full(source) => {

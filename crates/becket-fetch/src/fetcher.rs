@@ -9,19 +9,23 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use becket_image::filled::{Condition, Fetching};
+use becket_image::filled::{Condition, Fetching, Presence};
 
 use crate::Error;
 use crate::client::Client;
-use crate::object::Object;
-use crate::order::Order;
+use crate::in_order::InOrder;
+use crate::object::{Object, Supply};
+use crate::order::{Order, PackedAt, Unpack};
+use crate::steps::Steps;
 use crate::store::Held;
+use crate::stream::{Packed, PackedFile, Stream};
 use crate::table::Table;
 use crate::version::Known;
 
@@ -35,7 +39,7 @@ const PART: u64 = 1 << 20;
 const AHEAD: u64 = 16 << 20;
 const SOON: u64 = 4 << 20;
 /// Readers that are distinguished.
-const STREAMS: usize = 8;
+const SEQUENCES: usize = 8;
 /// How long a server may not answer until that is reported.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long is waited between two attempts at a server that is away.
@@ -53,39 +57,88 @@ const ORDER_MAX: u64 = 8 << 20;
 /// # Errors
 /// The order cannot be understood, or no thread can be had.
 pub fn fetch(fetching: Fetching) -> io::Result<()> {
-    let Fetching { data, table, order, presence, timeout, tell } = fetching;
-    let Order { meta, access, boot, record, memory_only, foreseen } =
-        serde_json::from_slice(&text_of(&File::from(order))?)?;
+    let Fetching { data, table, order, presence, packed, timeout, tell } = fetching;
+    let mut order: Order = serde_json::from_slice(&text_of(&File::from(order))?)?;
+    let foreseen = std::mem::take(&mut order.foreseen);
+    let how = Arc::new(How { timeout, tell, state: Mutex::default(), presence: presence.again()? });
+    // What a predecessor has brought and not reported.
+    presence.set_fails(false);
+    let chunks = presence.chunks();
+    let supply = match order.unpack.take() {
+        None => Supply::Server(client(&order)?),
+        Some(unpack) => Supply::Stream(Steps::new(stream(unpack, packed, &how)?)),
+    };
+    let object = object(order, data, table, presence, supply, true)?;
+    let ahead = foreseen.iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
+    let plan = Plan { has_trace: !foreseen.is_empty(), ahead, ..Plan::default() };
+    let fetcher = Fetcher { object, how, chair: Mutex::new(plan), fetching: AtomicUsize::new(0) };
+    std::thread::scope(|scope| {
+        let spawn = |work: fn(&Fetcher)| {
+            let fetcher = &fetcher;
+            std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || work(fetcher))
+        };
+        if fetcher.object.steps().is_some() {
+            spawn(Fetcher::decode)?;
+        } else {
+            (1..LINES).try_for_each(|_| spawn(|fetcher| fetcher.work()).map(drop))?;
+        }
+        fetcher.work()
+    })
+}
+
+fn client(order: &Order) -> io::Result<Client> {
+    let access = order.access.as_ref().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Client::new(&order.meta.url, access, PATIENCE)?)
+}
+
+/// An object as it was ordered.
+fn object(
+    order: Order,
+    data: OwnedFd,
+    table: OwnedFd,
+    presence: Presence,
+    supply: Supply,
+    predecessor: bool,
+) -> io::Result<Object> {
+    let Order { meta, boot, record, memory_only, .. } = order;
     if !meta.is_sound() || (presence.size(), presence.chunk()) != (meta.size, meta.chunk) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is one of another object"));
     }
     let known = Known { version: meta.version.clone(), size: meta.size };
-    let client = Client::new(&meta.url, &access, PATIENCE)?;
-    let table = Table::of_boot(File::from(table), boot);
-    let held =
-        Held { meta, path: PathBuf::from("the store"), data: File::from(data), table, _temporary: None };
-    let chunks = presence.chunks();
-    let mut object = Object::new(held, client, known, presence, true);
+    let (path, data) = (PathBuf::from("the store"), File::from(data));
+    let held = Held { meta, path, data, table: Table::of_boot(File::from(table), boot), _temporary: None };
+    let mut object = Object::new(held, supply, known, presence, predecessor);
     (object.record, object.memory_only) = (record, memory_only);
-    let ahead = foreseen.iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
-    let plan = Plan { has_trace: !foreseen.is_empty(), ahead, ..Plan::default() };
-    let state = State { away: None, said: None, changed: false };
-    let fetcher = Fetcher {
-        object,
-        timeout,
-        tell,
-        chair: Mutex::new(plan),
-        fetching: AtomicUsize::new(0),
-        state: Mutex::new(state),
-    };
-    // What a predecessor has brought and not reported.
-    fetcher.object.presence.set_fails(false);
-    std::thread::scope(|scope| {
-        for _ in 1..LINES {
-            std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || fetcher.work())?;
+    Ok(object)
+}
+
+/// A stream as it was ordered, with the files that it is in.
+fn stream(unpack: Unpack, packed: Vec<OwnedFd>, how: &Arc<How>) -> io::Result<Stream> {
+    let Unpack { packing, called, len, limit, from } = unpack;
+    let mut fds = packed.into_iter();
+    let mut next = || fds.next().ok_or_else(|| io::Error::other("a file is missing"));
+    let packed: Arc<dyn Packed> = match from {
+        PackedAt::File { state } => {
+            Arc::new(PackedFile { file: next()?.into(), state, called: called.clone() })
         }
-        fetcher.work()
-    })
+        PackedAt::Object(order) => {
+            let (data, table) = (next()?, next()?);
+            let presence = Presence::new(order.meta.size, order.meta.chunk)?;
+            let supply = Supply::Server(client(&order)?);
+            let object = object(*order, data, table, presence, supply, false)?;
+            let how = Arc::clone(how);
+            // It is asked until it answers, as for a device that reads from it.
+            let heard = move |heard: Result<(), &Error>| match heard {
+                Ok(()) => {
+                    how.succeeded();
+                    true
+                }
+                Err(error) => how.failed(error),
+            };
+            Arc::new(InOrder::new(Arc::new(object), Box::new(heard)))
+        }
+    };
+    Ok(Stream { packing, called, len, packed, limit, progress: None })
 }
 
 /// The order's text, read from its beginning: a predecessor has read it, too, by the same descriptor.
@@ -98,21 +151,27 @@ fn text_of(order: &File) -> io::Result<Vec<u8>> {
 
 struct Fetcher {
     object: Object,
-    timeout: Option<Duration>,
-    tell: Box<dyn Fn(Condition) + Send + Sync>,
+    how: Arc<How>,
     /// Held by the thread that looks for work.
     chair: Mutex<Plan>,
     /// How many threads fetch.
     fetching: AtomicUsize,
-    state: Mutex<State>,
 }
 
-/// How it goes.
+/// How it goes, for those who wait.
+struct How {
+    timeout: Option<Duration>,
+    tell: Box<dyn Fn(Condition) + Send + Sync>,
+    state: Mutex<State>,
+    presence: Presence,
+}
+
+#[derive(Default)]
 struct State {
     /// Since when the server is away.
     away: Option<Instant>,
     said: Option<String>,
-    /// The object is another one now: nothing is fetched any more.
+    /// The object is another one now, or damaged: nothing is fetched any more.
     changed: bool,
 }
 
@@ -121,7 +180,7 @@ struct State {
 struct Plan {
     /// Where the look for work goes on.
     next: u64,
-    streams: VecDeque<Stream>,
+    sequences: VecDeque<Sequence>,
     /// A trace says what is next to each other.
     has_trace: bool,
     ahead: VecDeque<Range<u64>>,
@@ -129,7 +188,7 @@ struct Plan {
 
 /// A reader that goes on where it ended; in chunks.
 #[derive(Default)]
-struct Stream {
+struct Sequence {
     next: u64,
     /// How often it did.
     run: u32,
@@ -145,16 +204,16 @@ impl Plan {
     /// A reader waits for the chunks of a run: how many behind it are worth fetching, at most `most`, and at
     /// first no more than `soon`; `beside` it where nothing is known of the reader.
     fn follow(&mut self, run: &Range<u64>, beside: u64, soon: u64, most: u64) -> u64 {
-        let known = self.streams.iter().position(|stream| stream.next == run.start);
-        let mut stream = known.and_then(|at| self.streams.remove(at)).unwrap_or_default();
+        let known = self.sequences.iter().position(|sequence| sequence.next == run.start);
+        let mut sequence = known.and_then(|at| self.sequences.remove(at)).unwrap_or_default();
         // One that goes on once is no sequence yet; but what is next to each other is often wanted together.
-        let ahead = if stream.run < 2 { beside } else { 1 << stream.run.min(30) };
-        let ahead = ahead.min(soon.max(stream.read / 4)).min(most);
-        stream.read += run.end - run.start + ahead;
-        stream.next = run.end + ahead;
-        stream.run = stream.run.saturating_add(1);
-        self.streams.push_front(stream);
-        self.streams.truncate(STREAMS);
+        let ahead = if sequence.run < 2 { beside } else { 1 << sequence.run.min(30) };
+        let ahead = ahead.min(soon.max(sequence.read / 4)).min(most);
+        sequence.read += run.end - run.start + ahead;
+        sequence.next = run.end + ahead;
+        sequence.run = sequence.run.saturating_add(1);
+        self.sequences.push_front(sequence);
+        self.sequences.truncate(SEQUENCES);
         ahead
     }
 }
@@ -166,10 +225,26 @@ impl Fetcher {
             let brought = self.object.bring_run(run);
             self.fetching.fetch_sub(1, Ordering::SeqCst);
             match brought {
-                Ok(()) => self.succeeded(),
-                Err(error) => self.failed(&error),
+                Ok(()) if self.object.steps().is_none() => self.how.succeeded(),
+                Ok(()) => {}
+                Err(error) => _ = self.how.failed(&error),
             }
         }
+    }
+
+    /// Decodes all that is not there.
+    fn decode(&self) {
+        let all = 0..self.object.presence.chunks();
+        self.object.take_over();
+        while !self.object.are_good(&all) {
+            match self.object.step() {
+                Ok(()) => self.how.succeeded(),
+                Err(error) if self.how.failed(&error) => {}
+                // It is reported, and requests fail.
+                Err(_) => return,
+            }
+        }
+        self.how.succeeded();
     }
 
     /// Waits for a run to bring.
@@ -193,13 +268,16 @@ impl Fetcher {
 
     /// What is to be brought next, which is busy from then on.
     fn find(&self, plan: &mut Plan) -> Option<Range<u64>> {
-        if lock(&self.state).changed {
+        if lock(&self.how.state).changed {
             return None;
         }
         let chunk = self.object.presence.chunk();
         let in_chunks = |bytes: u64| (bytes / chunk).max(1);
         let wanted = |at| self.object.presence.is_wanted(at);
         if let Some(mut run) = self.object.claim(plan.next, false, in_chunks(RUN), &wanted) {
+            if self.object.steps().is_some() {
+                return Some(run);
+            }
             let most = if self.object.wanted(&run) { 0 } else { AHEAD / chunk };
             // What is in the store was fetched with what is beside it, and a trace names that.
             let beside = u64::from(!plan.has_trace && self.object.lacks(&run));
@@ -233,32 +311,40 @@ impl Fetcher {
         }
         self.object.claim(0, true, in_chunks(PART), &|at| self.object.presence.is_later(at))
     }
+}
 
+impl How {
     fn succeeded(&self) {
         let mut state = lock(&self.state);
         if state.away.take().is_some() && !state.changed {
             state.said = None;
             drop(state);
-            self.object.presence.set_fails(false);
+            self.presence.set_fails(false);
             (self.tell)(Condition::Fine);
         }
     }
 
-    fn failed(&self, error: &Error) {
+    /// Reports a failure, and says whether it can help to try again, after a pause.
+    fn failed(&self, error: &Error) -> bool {
         let why = error.to_string();
         let mut state = lock(&self.state);
-        if matches!(error, Error::Changed { .. }) {
+        let ends = match error {
+            Error::Changed { .. } => Some(Condition::Changed(why.clone())),
+            Error::Stream { .. } => Some(Condition::Damaged(why.clone())),
+            _ => None,
+        };
+        if let Some(ends) = ends {
             if !std::mem::replace(&mut state.changed, true) {
-                self.object.presence.set_fails(true);
-                (self.tell)(Condition::Changed(why));
+                self.presence.set_fails(true);
+                (self.tell)(ends);
             }
-            return;
+            return false;
         }
         let now = Instant::now();
         // It was tried for that long already.
         let since = *state.away.get_or_insert(now.checked_sub(PATIENCE).unwrap_or(now));
         if self.timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-            self.object.presence.set_fails(true);
+            self.presence.set_fails(true);
         }
         if state.said.is_none() {
             state.said = Some(why.clone());
@@ -267,7 +353,8 @@ impl Fetcher {
         drop(state);
         std::thread::sleep(PAUSE);
         // The chunks are free again, which the thread that looks for work cannot know.
-        self.object.presence.look_again();
+        self.presence.look_again();
+        true
     }
 }
 

@@ -7,12 +7,16 @@
 //! | --- | --- |
 //! | `fetcher` | brings what readers in other processes ask for |
 //! | `decoded` | files compressed as one piece, decoded into the store |
-//! | `unpack` | what such a file yields, with bounded memory |
+//! | `length` | how long what such a file yields becomes |
+//! | `in_order` | such a file, while it is fetched |
 //! | `remote` | what a URL has now, opened |
 //! | `reading` | how a process reads an object that it fills itself |
 //! | `object` | an object of the store that is filled while it is read |
+//! | `steps` | a file compressed as one piece, decoded chunk by chunk |
+//! | `stream` | the same from its start to its end |
 //! | `memory` | chunks for which the store has no room |
 //! | `order` | what is said to a fetcher |
+//! | `unpacked` | what compressed files yield, in the store |
 //! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `temporary` | a directory for one command |
@@ -26,6 +30,7 @@
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
 //! | `origin` | kinds of origins: web servers, S3, registries |
 //! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
+//! | `unpack` | what a compressed file yields, with bounded memory |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
 #![forbid(unsafe_code)]
@@ -38,7 +43,9 @@ mod digest;
 mod error;
 mod fetcher;
 mod forward;
+mod in_order;
 mod latest;
+mod length;
 mod memory;
 mod netrc;
 mod object;
@@ -48,11 +55,14 @@ mod pace;
 mod place;
 mod reading;
 mod remote;
+mod steps;
 mod store;
+mod stream;
 mod table;
 mod temporary;
 pub mod trace;
 mod unpack;
+mod unpacked;
 mod version;
 mod writing;
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_image::filled::{Presence, Where};
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::Error;
 use crate::client::Client;
@@ -21,6 +22,7 @@ use crate::digest;
 use crate::error::is_full;
 use crate::memory::InMemory;
 use crate::place::shown;
+use crate::steps::{Room, Steps, is_zero};
 use crate::store::{Held, checksum};
 use crate::trace;
 use crate::version::Known;
@@ -39,9 +41,17 @@ pub(crate) enum Chunk {
     Good,
 }
 
+/// Where the bytes of an object come from that are not in the store.
+pub(crate) enum Supply {
+    /// A server has them.
+    Server(Client),
+    /// They are decoded, in their order only.
+    Stream(Steps),
+}
+
 pub(crate) struct Object {
     pub(crate) held: Held,
-    pub(crate) client: Client,
+    pub(crate) supply: Supply,
     known: Known,
     pub(crate) chunks: Mutex<Vec<Chunk>>,
     /// How many have become good, as long as none is in memory.
@@ -116,7 +126,7 @@ impl Object {
     /// One whose table nobody else has, or else that of one that a `predecessor` may still use.
     pub(crate) fn new(
         held: Held,
-        client: Client,
+        supply: Supply,
         known: Known,
         presence: Presence,
         predecessor: bool,
@@ -131,7 +141,7 @@ impl Object {
         }
         Object {
             held,
-            client,
+            supply,
             known,
             chunks: Mutex::new(chunks),
             good: AtomicU64::new(0),
@@ -165,7 +175,7 @@ impl Object {
     ) -> Option<Range<u64>> {
         let mut chunks = lock(&self.chunks);
         let is_free = |chunks: &[Chunk], at| match chunks.get(index(at)) {
-            Some(Chunk::Unknown) => true,
+            Some(Chunk::Unknown) => self.can_be_had(at),
             // A predecessor has evicted it.
             Some(Chunk::Good) => !self.presence.has(at),
             _ => false,
@@ -177,6 +187,16 @@ impl Object {
         }
         chunks.get_mut(index(first)..index(end)).unwrap_or_default().fill(Chunk::Busy);
         Some(first..end)
+    }
+
+    /// Whether a chunk can be had when it is wanted: one that is to be decoded comes when its turn has come.
+    fn can_be_had(&self, chunk: u64) -> bool {
+        self.steps().is_none() || self.held.table.get(chunk).is_some()
+    }
+
+    /// What decodes it, if that is how its bytes come.
+    pub(crate) fn steps(&self) -> Option<&Steps> {
+        if let Supply::Stream(steps) = &self.supply { Some(steps) } else { None }
     }
 
     /// Takes chunks from `from` on as far as nobody looks at them yet, up to `end`; returns where that ends.
@@ -296,7 +316,8 @@ impl Object {
         }
         let mut fresh = lock(&self.fresh);
         fresh.push((chunk, sum));
-        let due = fresh.len() as u64 * self.held.meta.chunk >= SYNC_EVERY;
+        // What is decoded can be decoded again, and is synced when all is there.
+        let due = self.steps().is_none() && fresh.len() as u64 * self.held.meta.chunk >= SYNC_EVERY;
         drop(fresh);
         if due { self.sync() } else { Ok(()) }
     }
@@ -334,8 +355,14 @@ impl Object {
                 drop(self.changed.wait(chunks).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
+            if !self.can_be_had(first) {
+                drop(chunks);
+                self.decode(&wanted)?;
+                continue;
+            }
+            let goes_on = |at| state(&chunks, at) == Chunk::Unknown && self.can_be_had(at);
             let mut end = first + 1;
-            while end < wanted.end && end - first < most && state(&chunks, end) == Chunk::Unknown {
+            while end < wanted.end && end - first < most && goes_on(end) {
                 end += 1;
             }
             chunks.get_mut(index(first)..index(end)).unwrap_or_default().fill(Chunk::Busy);
@@ -360,9 +387,11 @@ impl Object {
                 let clear = self.held.table.clear(chunk).and_then(|()| digest::forget(&self.held));
                 clear.map_err(self.failed("its table cannot be written"))?;
             }
+            // One that is to be decoded was damaged in the store. Its turn comes, and that of the rest.
+            let Supply::Server(client) = &self.supply else { return Ok(()) };
             let missing = |at: &u64| self.held.table.get(*at).is_none();
             let end = (chunk + 1..busy.run.end).take_while(missing).last().map_or(chunk + 1, |last| last + 1);
-            self.fetch(&mut busy, chunk..end)?;
+            self.fetch(client, &mut busy, chunk..end)?;
         }
         self.check_whole()
     }
@@ -386,11 +415,66 @@ impl Object {
         Err(Error::Changed { url: shown(&self.held.meta.url), why })
     }
 
-    fn fetch(&self, busy: &mut Busy<'_>, run: Range<u64>) -> Result<(), Error> {
+    /// Decodes the next chunk, if that is how its bytes come.
+    pub(crate) fn step(&self) -> Result<(), Error> {
+        let Some(steps) = self.steps() else { return Ok(()) };
+        let (data, path) = (&self.held.data, self.held.path.as_path());
+        let room = Room { data, path, size: self.held.meta.size, chunk: self.held.meta.chunk };
+        steps.step(&room, &mut |chunk, bytes| self.decoded(chunk, bytes))
+    }
+
+    /// Decodes until the chunks of a range are there, and then takes its progress off the screen.
+    fn decode(&self, wanted: &Range<u64>) -> Result<(), Error> {
+        let Some(Steps { stream, .. }) = self.steps() else { return Ok(()) };
+        let mut decoded = Ok(());
+        while decoded.is_ok() && !self.are_good(wanted) {
+            decoded = self.step();
+        }
+        if let Some(progress) = &stream.progress {
+            progress(stream.len, stream.len);
+        }
+        decoded
+    }
+
+    /// Takes chunks for good that a predecessor has brought into the file.
+    pub(crate) fn take_over(&self) {
+        let there = |chunk: &u64| self.presence.place(*chunk) == Some(Where::File);
+        (0..self.presence.chunks()).filter(there).for_each(|chunk| self.mark(chunk..chunk + 1, Chunk::Good));
+    }
+
+    /// Keeps a chunk that was decoded, unless it is there.
+    fn decoded(&self, chunk: u64, bytes: &[u8]) -> Result<(), Error> {
+        let mut chunks = lock(&self.chunks);
+        match chunks.get_mut(index(chunk)) {
+            // Another thread looks at it, and will ask again if it is damaged.
+            None | Some(Chunk::Good | Chunk::Busy) => return Ok(()),
+            Some(state) => *state = Chunk::Busy,
+        }
+        drop(chunks);
+        let mut busy = Busy { object: self, run: chunk..chunk + 1 };
+        self.put(bytes, self.held.part(chunk).0)?;
+        self.there(chunk, crc32fast::hash(bytes))?;
+        busy.good(chunk + 1, Where::File);
+        Ok(())
+    }
+
+    /// Writes what was decoded, or a hole.
+    fn put(&self, bytes: &[u8], at: u64) -> Result<(), Error> {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if is_zero(bytes) && fallocate(&self.held.data, how, at, bytes.len() as u64).is_ok() {
+            return Ok(());
+        }
+        match (self.write(bytes, at)?, self.steps()) {
+            (false, Some(steps)) => Err(steps.stream.no_room(at, 0)),
+            _ => Ok(()),
+        }
+    }
+
+    fn fetch(&self, client: &Client, busy: &mut Busy<'_>, run: Range<u64>) -> Result<(), Error> {
         let (start, _) = self.held.part(run.start);
         let (last, len) = self.held.part(run.end - 1);
         let mut coming = self.coming(run.start);
-        let got = self.client.get(start..last + len, &self.known, &mut |bytes| {
+        let got = client.get(start..last + len, &self.known, &mut |bytes| {
             self.fetched.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.came(busy, &mut coming, bytes)
         });
@@ -473,7 +557,9 @@ impl Object {
 impl Drop for Object {
     fn drop(&mut self) {
         // Chunks that are not synced are fetched again after a power cut, and only then.
-        let _ = self.sync();
+        if self.steps().is_none() {
+            let _ = self.sync();
+        }
     }
 }
 

@@ -18,7 +18,7 @@ fn object(store: &tempfile::TempDir) -> Object {
     let held = Store::open(Some(store.path())).unwrap().hold(&place, &known).unwrap();
     let client = Client::new(&place.url, &Access::of_user(&place.url).unwrap(), Duration::ZERO).unwrap();
     let presence = Presence::new(held.meta.size, held.meta.chunk).unwrap();
-    Object::new(held, client, known, presence, false)
+    Object::new(held, Supply::Server(client), known, presence, false)
 }
 
 /// Chunks come while a thread looks which of those that readers wait for nobody brings.

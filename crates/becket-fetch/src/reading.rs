@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use becket_image::filled::{Lent, Where};
@@ -13,9 +13,10 @@ use becket_image::{Filler, ReadAt};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
-use crate::object::{Chunk, Object, RUN, index, lock};
-use crate::order::Order;
+use crate::object::{Chunk, Object, RUN, Supply, index, lock};
+use crate::order::{Order, Unpack};
 use crate::place::shown;
+use crate::steps::Steps;
 use crate::trace;
 
 /// How far a sequential reader is fetched ahead at most, in bytes.
@@ -57,6 +58,34 @@ impl Object {
         Ok(())
     }
 
+    /// What another process needs to go on with it, and the files that it is decoded from.
+    pub(crate) fn order(&self) -> io::Result<(Order, Vec<OwnedFd>)> {
+        let meta = &self.held.meta;
+        let (access, unpack, packed) = match &self.supply {
+            Supply::Server(client) => (Some(client.access()), None, Vec::new()),
+            Supply::Stream(Steps { stream, .. }) => {
+                let (from, packed) = stream.packed.lend()?;
+                let (packing, called) = (stream.packing, stream.called.clone());
+                (None, Some(Unpack { packing, called, len: stream.len, limit: stream.limit, from }), packed)
+            }
+        };
+        let order = Order {
+            meta: meta.clone(),
+            access,
+            unpack,
+            boot: self.held.table.parts().1,
+            record: self.record,
+            memory_only: self.memory_only,
+            foreseen: trace::in_chunks(&self.foreseen, meta.chunk, meta.size),
+        };
+        Ok((order, packed))
+    }
+
+    /// The files of an object that another process brings: its bytes, and its table.
+    pub(crate) fn envelopes(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(vec![envelope(&self.held.data)?, envelope(self.held.table.parts().0)?])
+    }
+
     /// Reads a part of a request that is brought by one request to the server.
     fn read_part(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset + buf.len() as u64;
@@ -85,25 +114,18 @@ impl Object {
 
     /// Makes all chunks of these ranges good, by several requests at a time.
     pub(crate) fn bring_all(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
-        self.bring_until(ranges, None)
-    }
-
-    /// The same, until it is to stop.
-    pub(crate) fn bring_until(&self, ranges: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
         let runs = self.runs(ranges);
         runs.iter().for_each(|run| _ = self.wanted(run));
-        self.bring_runs(&runs, stop)
+        self.bring_runs(&runs)
     }
 
-    pub(crate) fn bring_runs(&self, runs: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
-        let stops = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+    pub(crate) fn bring_runs(&self, runs: &[Range<u64>]) -> Result<(), Error> {
         let len = |run: &Range<u64>| run.clone().map(|chunk| self.held.part(chunk).1).sum::<u64>();
         let total: u64 = runs.iter().map(len).sum();
         let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let failed = Mutex::new(None);
         let work = || {
-            while !stops()
-                && lock(&failed).is_none()
+            while lock(&failed).is_none()
                 && let Some(run) = runs.get(index(next.fetch_add(1, Ordering::Relaxed)))
             {
                 if let Err(error) = self.ensure(run.clone()) {
@@ -148,6 +170,10 @@ impl Object {
 }
 
 impl ReadAt for Object {
+    fn comes_in_order(&self) -> bool {
+        self.steps().is_some()
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.held.meta.size);
         end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -176,23 +202,14 @@ impl Filler for Object {
     }
 
     fn lend(&self) -> io::Result<Lent> {
-        let (table, boot) = self.held.table.parts();
-        let meta = &self.held.meta;
-        let foreseen = trace::in_chunks(&self.foreseen, meta.chunk, meta.size);
-        let order = Order {
-            meta: self.held.meta.clone(),
-            access: self.client.access(),
-            boot,
-            record: self.record,
-            memory_only: self.memory_only,
-            foreseen,
-        };
+        let (order, packed) = self.order()?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("becket-order", flags)?);
         serde_json::to_writer(&file, &order)?;
         let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         self.memory.lend();
-        Ok(Lent { presence: self.presence.again()?, table: envelope(table)?, order: envelope(&file)? })
+        let (presence, (table, _)) = (self.presence.again()?, self.held.table.parts());
+        Ok(Lent { presence, table: envelope(table)?, order: envelope(&file)?, packed })
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use becket_image::filled::Presence;
@@ -13,7 +13,7 @@ use becket_image::{Fillers, Identity};
 use crate::Error;
 use crate::access::Access;
 use crate::client::{Client, Waiting};
-use crate::object::{Object, RUN, index};
+use crate::object::{Object, RUN, Supply, index};
 use crate::place::Place;
 use crate::store::Store;
 use crate::trace;
@@ -27,6 +27,8 @@ const FIRST: u64 = 64 << 10;
 pub struct Options {
     /// The store; that of the user if none is named.
     pub store: Option<PathBuf>,
+    /// Decode all of a compressed file before it is used.
+    pub whole: bool,
     /// Use no store: keep what is fetched in memory, as far as it fits there.
     pub no_store: bool,
     /// How many bytes the store may keep of objects that nobody uses.
@@ -89,7 +91,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
     let table = Presence::new(held.meta.size, held.meta.chunk)
         .map_err(Error::store(&file, "there is no memory for it"))?;
-    let mut object = Object::new(held, client, known, table, false);
+    let mut object = Object::new(held, Supply::Server(client), known, table, false);
     object.memory_only = options.no_store;
     object.progress = options.progress.clone();
     object.record = options.record;
@@ -108,6 +110,10 @@ impl Remote {
         self.object.held.meta.size
     }
 
+    pub(crate) fn object(&self) -> &Arc<Object> {
+        &self.object
+    }
+
     /// The URL, with its query.
     pub(crate) fn url(&self) -> &str {
         &self.object.held.meta.url
@@ -115,11 +121,6 @@ impl Remote {
 
     pub(crate) fn version(&self) -> &Version {
         &self.object.held.meta.version
-    }
-
-    /// As [`Remote::bring_all`], until it is to stop.
-    pub(crate) fn bring_until(&self, stop: &AtomicBool) -> Result<(), Error> {
-        self.object.bring_until(std::slice::from_ref(&(0..self.size())), Some(stop))
     }
 
     /// Fetches all that the store does not have of it.
@@ -142,7 +143,7 @@ impl Remote {
             let starts = run.clone().step_by(index(most));
             runs.extend(starts.map(|start| start..run.end.min(start + most)));
         }
-        self.object.bring_runs(&runs, None)
+        self.object.bring_runs(&runs)
     }
 
     /// How many bytes were fetched from the server since the object was opened.

@@ -30,7 +30,7 @@ use crate::table::Table;
 use crate::temporary::Temporary;
 use crate::trace::{self, Need};
 use crate::version::{Known, Version};
-use crate::writing::{CHUNK, CHUNKS, Writing};
+use crate::writing::{CHUNK, CHUNKS};
 
 /// The layout that this build reads and writes.
 const LAYOUT: &str = "v1";
@@ -38,9 +38,6 @@ const LAYOUT: &str = "v1";
 const SIZE_MAX: u64 = 16 << 40;
 /// The largest description of an object that is read, in bytes.
 const META_MAX: u64 = 64 << 10;
-/// What a file is called that is being decoded, and its lock; the object's name follows.
-const PART: &str = ".part-";
-const PART_LOCK: &str = ".lock-";
 /// How often an object that others remove meanwhile is looked for.
 const LOOKS: u32 = 8;
 
@@ -58,10 +55,9 @@ pub(crate) struct Meta {
 }
 
 impl Meta {
-    fn new(place: &Place, known: &Known) -> Meta {
-        let chunk = known.size.div_ceil(CHUNKS).next_power_of_two().max(CHUNK);
-        let (url, version) = (place.url.clone(), known.version.clone());
-        Meta { url, version, size: known.size, chunk, name: place.file_name() }
+    pub(crate) fn of(url: &str, version: &Version, size: u64, name: &str) -> Meta {
+        let chunk = size.div_ceil(CHUNKS).next_power_of_two().max(CHUNK);
+        Meta { url: url.to_owned(), version: version.clone(), size, chunk, name: name.to_owned() }
     }
 
     /// Bytes of the table; behind them are notes (`trace`).
@@ -76,8 +72,12 @@ impl Meta {
     /// The directory's name.
     fn id(&self) -> String {
         // How long a compressed file becomes is not known before it was decoded.
-        let size = if matches!(self.version, Version::Unpacked(_)) { 0 } else { self.size };
+        let size = if self.is_unpacked() { 0 } else { self.size };
         id_of(&self.url, &self.version, size)
+    }
+
+    fn is_unpacked(&self) -> bool {
+        matches!(self.version, Version::Unpacked(_))
     }
 
     pub(crate) fn is_sound(&self) -> bool {
@@ -92,7 +92,7 @@ impl Meta {
     }
 }
 
-fn id_of(url: &str, version: &Version, size: u64) -> String {
+pub(crate) fn id_of(url: &str, version: &Version, size: u64) -> String {
     short_digest(&format!("{url}\n{}\n{size}\n", version.line()))
 }
 
@@ -153,7 +153,7 @@ pub struct Verified {
 /// A directory of objects.
 #[derive(Debug, Clone)]
 pub struct Store {
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     temporary: Option<Arc<Temporary>>,
 }
 
@@ -189,21 +189,27 @@ impl Store {
 
     /// The object that a place has now, made if it is new.
     pub(crate) fn hold(&self, place: &Place, known: &Known) -> Result<Held, Error> {
-        let meta = Meta::new(place, known);
+        self.hold_meta(&Meta::of(&place.url, &known.version, known.size, &place.file_name()))
+    }
+
+    /// The same for an object that is known.
+    pub(crate) fn hold_meta(&self, meta: &Meta) -> Result<Held, Error> {
         if !meta.is_sound() {
-            let why = format!("it has {} bytes, and the longest object has {SIZE_MAX}", known.size);
-            return Err(Error::Refused { url: shown(&place.url), why, fix: None });
+            let why = format!("it has {} bytes, and the longest object has {SIZE_MAX}", meta.size);
+            return Err(Error::Refused { url: shown(&meta.url), why, fix: None });
         }
         let dir = self.dir.join(meta.id());
         for _ in 0..LOOKS {
-            match self.look(&dir, &meta) {
+            match self.look(&dir, meta) {
                 Ok(Some(held)) => {
-                    latest::note(&self.dir, &meta.url, &meta.id());
+                    if !meta.is_unpacked() {
+                        latest::note(&self.dir, &meta.url, &meta.id());
+                    }
                     return Ok(held);
                 }
                 // It is no object, or damaged: it makes way.
                 Ok(None) => self.set_aside(&dir)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.make(&dir, &meta)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.make(&dir, meta)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(std::time::Duration::from_millis(20));
                 }
@@ -224,7 +230,7 @@ impl Store {
     }
 
     /// Opens an object and locks it against removal; `None` if its files are not those of `meta`.
-    fn look(&self, dir: &Path, meta: &Meta) -> io::Result<Option<Held>> {
+    pub(crate) fn look(&self, dir: &Path, meta: &Meta) -> io::Result<Option<Held>> {
         let Some(found) = read_meta(dir)? else { return Ok(None) };
         let path = dir.join("data").join(&meta.name);
         let open = |path: &Path| File::options().read(true).write(true).open(path);
@@ -272,98 +278,8 @@ impl Store {
         result.map_err(Error::store(dir, "the object cannot be made"))
     }
 
-    /// The object that a compressed file yields. It is decoded by `decode` unless it is there and sound; one
-    /// process does so while others that want the same wait.
-    pub(crate) fn unpacked(
-        &self,
-        url: &str,
-        version: &Version,
-        name: &str,
-        decode: &mut dyn FnMut(&mut Writing<'_>) -> Result<(), Error>,
-    ) -> Result<Held, Error> {
-        let id = id_of(url, version, 0);
-        let dir = self.dir.join(&id);
-        let failed = |what| Error::store(&dir, what);
-        self.sweep();
-        let _lock =
-            self.lock_part(&id, FlockOperation::LockExclusive).map_err(failed("it cannot be locked"))?;
-        let found = read_meta(&dir).ok().flatten().filter(|meta| meta.url == url && meta.version == *version);
-        if let Some(meta) = found
-            && let Some(held) = self.look(&dir, &meta).map_err(failed("it cannot be opened"))?
-        {
-            if held.is_sound().map_err(failed("it cannot be read"))? {
-                return Ok(held);
-            }
-            self.set_aside(&dir)?;
-        } else if dir.exists() {
-            self.set_aside(&dir)?;
-        }
-        let part = self.dir.join(format!("{PART}{id}"));
-        let mut create = File::options();
-        let file = create.create(true).read(true).write(true).truncate(true).mode(0o600).open(&part);
-        let file = file.map_err(failed("the store file cannot be made"))?;
-        let mut writing = Writing::new(&file, &part);
-        let written = decode(&mut writing).and_then(|()| writing.end());
-        let made = written.and_then(|(size, chunk, sums)| {
-            let (url, name) = (url.to_owned(), name.to_owned());
-            let meta = Meta { url, version: version.clone(), size, chunk, name };
-            self.make_of(&dir, &meta, &part, &sums)?;
-            self.look(&dir, &meta)
-                .map_err(failed("it cannot be opened"))?
-                .ok_or_else(|| failed("it is not what was written")(io::ErrorKind::InvalidData.into()))
-        });
-        if made.is_err() {
-            // A later attempt begins anew.
-            let _ = fs::remove_file(&part);
-        }
-        made
-    }
-
-    /// The lock of the one process that decodes an object.
-    fn lock_part(&self, id: &str, how: FlockOperation) -> io::Result<File> {
-        let path = self.dir.join(format!("{PART_LOCK}{id}"));
-        let lock = File::options().create(true).write(true).truncate(false).mode(0o600).open(path)?;
-        rustix::fs::flock(&lock, how)?;
-        Ok(lock)
-    }
-
-    /// Removes what processes have left that died while they decoded.
-    fn sweep(&self) {
-        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(id) = name.to_str().and_then(|name| name.strip_prefix(PART)) else { continue };
-            if self.lock_part(id, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                // It is tried again with the next object.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
-    }
-
-    /// Makes an object whose file is there already, with all its chunks.
-    fn make_of(&self, dir: &Path, meta: &Meta, file: &Path, sums: &[u32]) -> Result<(), Error> {
-        let new = self.dir.join(format!(".new-{}-{}", std::process::id(), unique()));
-        let made = || {
-            DirBuilder::new().mode(0o700).create(&new)?;
-            DirBuilder::new().mode(0o700).create(new.join("data"))?;
-            let create = |path: PathBuf| {
-                File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
-            };
-            let table = Table::new(create(new.join("table"))?)?;
-            // A power cut before the kernel has written the file takes it; the death of a process does not.
-            (0..).zip(sums).try_for_each(|(chunk, sum)| table.set(chunk, *sum, false))?;
-            let mut described = create(new.join("meta.json"))?;
-            described.write_all(&serde_json::to_vec(meta)?)?;
-            described.sync_all()?;
-            fs::rename(file, new.join("data").join(&meta.name))?;
-            fs::rename(&new, dir)
-        };
-        let result = made();
-        let _ = fs::remove_dir_all(&new);
-        result.map_err(Error::store(dir, "the object cannot be made"))
-    }
-
     /// Renames what is in the way; processes that use it go on.
-    fn set_aside(&self, dir: &Path) -> Result<(), Error> {
+    pub(crate) fn set_aside(&self, dir: &Path) -> Result<(), Error> {
         let aside = self.dir.join(format!(".bad-{}-{}", std::process::id(), unique()));
         match fs::rename(dir, &aside) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -513,26 +429,6 @@ impl Held {
     }
 }
 
-impl Held {
-    /// Whether all chunks are there, and as their checksums say. Then a power cut takes none of them.
-    fn is_sound(&self) -> io::Result<bool> {
-        let mut buffer = vec![0; 128 << 10];
-        for chunk in 0..self.meta.chunks() {
-            let Some(sum) = self.table.get(chunk) else { return Ok(false) };
-            let (start, len) = self.part(chunk);
-            if checksum(&self.data, start, len, &mut buffer)? != sum {
-                return Ok(false);
-            }
-        }
-        if !self.table.is_durable(self.meta.chunks()) {
-            self.data.sync_data()?;
-            let sums = (0..self.meta.chunks()).filter_map(|chunk| Some((chunk, self.table.get(chunk)?)));
-            sums.into_iter().try_for_each(|(chunk, sum)| self.table.set(chunk, sum, true))?;
-        }
-        Ok(true)
-    }
-}
-
 /// The checksum of a range of a file.
 pub(crate) fn checksum(file: &File, start: u64, len: u64, buffer: &mut [u8]) -> io::Result<u32> {
     use std::os::unix::fs::FileExt as _;
@@ -562,14 +458,14 @@ fn usual() -> Option<PathBuf> {
 }
 
 /// A number that this process has not used yet.
-fn unique() -> u64 {
+pub(crate) fn unique() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What an object is; `None` if that cannot be understood.
-fn read_meta(dir: &Path) -> io::Result<Option<Meta>> {
+pub(crate) fn read_meta(dir: &Path) -> io::Result<Option<Meta>> {
     let path = dir.join("meta.json");
     if fs::metadata(dir).is_ok() && fs::metadata(&path).is_ok_and(|meta| meta.len() > META_MAX) {
         return Ok(None);

@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, Read};
 
 use liblzma::stream::{CONCATENATED, Stream};
+use serde::{Deserialize, Serialize};
 
 /// What a decoder of .xz may need, in bytes. `xz -9` needs 65 MiB.
 const XZ_MEMORY: u64 = 256 << 20;
@@ -11,7 +12,8 @@ const XZ_MEMORY: u64 = 256 << 20;
 const ZSTD_WINDOW: u32 = 27;
 
 /// How a stream is packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Packing {
     Gzip,
     Xz,
@@ -69,7 +71,7 @@ impl Packing {
     ///
     /// # Errors
     /// There is no memory for a decoder.
-    pub(crate) fn reader<'a>(self, input: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    pub(crate) fn reader<'a>(self, input: impl BufRead + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
         Ok(match self {
             Packing::Gzip => Box::new(Members { now: Some(flate2::bufread::GzDecoder::new(input)) }),
             Packing::Xz => {

@@ -21,6 +21,11 @@ pub trait ReadAt: Send + Sync {
         let _ = offset;
         (len, true)
     }
+
+    /// Whether they come in their order only: then the last ones take as long as all.
+    fn comes_in_order(&self) -> bool {
+        false
+    }
 }
 
 impl ReadAt for OwnedFd {

@@ -139,6 +139,17 @@ impl Image {
         self.stored.as_deref()
     }
 
+    /// Whether its last bytes come after all others, because they are decoded in their order.
+    pub(crate) fn ends_late(&self) -> bool {
+        match self.map().extents().last().map(|last| last.place) {
+            Some(Place::Data { source, .. }) => {
+                let reader = usize::try_from(source).ok().and_then(|source| self.sources.readers.get(source));
+                reader.is_some_and(|reader| reader.comes_in_order())
+            }
+            _ => false,
+        }
+    }
+
     /// Where its bytes finally are.
     pub fn map(&self) -> &Map {
         &self.map.map

@@ -30,7 +30,7 @@ pub use facilities::{dm_crypt, facilities};
 pub use foresee::{Advice, Foreseen, Leaving, Outcome, Why, foresee, foresee_detach, why};
 pub use lease::Lease;
 pub use list::{ailing, find, last_change, list, tidy};
-pub use planner::{doctor, plan};
+pub use planner::{doctor, may_be_served, plan};
 pub use provide::provide;
 pub use publish::publish;
 pub use set::{Changed, ChangedDevice, Changes, How, Progress, set};

@@ -113,6 +113,14 @@ pub(crate) fn choices_of_machine(served_only: Option<&str>) -> Vec<Choice> {
     })
 }
 
+/// Whether a device with these options may be one that becket serves itself, on this machine.
+pub fn may_be_served(options: &AttachOptions) -> bool {
+    match options.via.kind() {
+        Some(kind) => kind.is_served(),
+        None => TRANSPORTS.iter().any(|one| one.kind().is_served() && one.probe().works),
+    }
+}
+
 fn weigh(
     transports: &[&dyn Transport],
     judged: impl Fn(&dyn Transport) -> Result<String, No>,

@@ -12,7 +12,7 @@ pub(crate) enum LinkOrder {
     /// answering end of the image's channel, and where TLS is used its opened envelope.
     Connect(Box<Connect>),
     /// Fill a store file. The descriptors: the file, the store's table, the order of the one who opened the
-    /// image, and the table in memory that readers share.
+    /// image, the table in memory that readers share, and what it is decoded from, if it is.
     Fill(Fill),
     /// The device is detached: give back what others wait for.
     End,
@@ -74,4 +74,6 @@ pub(crate) enum LinkReport {
     Alive { size: Option<u64> },
     /// The server has another version of the object: what is missing cannot be had.
     Changed { why: String },
+    /// The compressed file cannot be decoded: what is missing cannot be had.
+    Damaged { why: String },
 }

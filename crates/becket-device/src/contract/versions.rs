@@ -22,6 +22,7 @@ const FEATURES: &[&str] = &[
     becket_image::link::FEATURE_RBD,
     becket_image::filled::FEATURE,
     becket_image::filled::FEATURE_OLD,
+    becket_image::filled::FEATURE_PACKED,
 ];
 /// Devices without a disk, which users reach at a socket: exports over NBD and vhost-user.
 pub(crate) const FEATURE_EXPORTS: &str = "exports";

@@ -53,8 +53,10 @@ pub fn fetcher_main(fetch: Fetch) -> Result<(), Error> {
 
 fn begin(order: &Fill, fds: Vec<OwnedFd>, control: &Arc<OwnedFd>, fetch: Fetch) -> Result<(), Error> {
     let bad = |what: String| Error::Worker { what: format!("cannot fetch: {what}") };
-    let fds = <[OwnedFd; 4]>::try_from(fds).map_err(|_| bad("a descriptor is missing".to_owned()))?;
-    let [data, table, text, presence] = fds;
+    let mut fds = fds.into_iter();
+    let mut next = || fds.next().ok_or_else(|| bad("a descriptor is missing".to_owned()));
+    let (data, table, text, presence) = (next()?, next()?, next()?, next()?);
+    let packed = fds.collect();
     let presence =
         Presence::open(presence, order.size, order.chunk).map_err(|error| bad(error.to_string()))?;
     let line = Arc::clone(control);
@@ -70,12 +72,13 @@ fn begin(order: &Fill, fds: Vec<OwnedFd>, control: &Arc<OwnedFd>, fetch: Fetch) 
             Condition::Fine => LinkReport::Connected,
             Condition::Away(why) => LinkReport::Away { why: plain(why) },
             Condition::Changed(why) => LinkReport::Changed { why: plain(why) },
+            Condition::Damaged(why) => LinkReport::Damaged { why: plain(why) },
         };
         // A supervisor that is gone ends this process.
         let _ = protocol::send(&*line, &report, &[]);
     });
     let timeout = order.timeout.map(Duration::from_secs);
-    let fetching = Fetching { data, table, order: text, presence, timeout, tell };
+    let fetching = Fetching { data, table, order: text, presence, packed, timeout, tell };
     fetch(fetching).map_err(|error| bad(error.to_string()))
 }
 

@@ -68,6 +68,9 @@ impl Supervisor {
                 Change::Replaced(why) => {
                     warn!(event = "source_changed", device = name, "its source changed: {why}");
                 }
+                Change::Damaged(why) => {
+                    warn!(event = "source_damaged", device = name, "its source cannot be decoded: {why}");
+                }
                 Change::Lost(why) => {
                     warn!(event = "image_lost", device = name, "its image is another's: {why}");
                 }
@@ -81,6 +84,7 @@ impl Supervisor {
                 Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
                 Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
                 Change::Replaced(why) => Some(format!("source changed: {why}")),
+                Change::Damaged(why) => Some(format!("source damaged: {why}")),
             };
             if away.is_none() {
                 state.away_since = None;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use becket_engine::Fetched;
-use becket_image::filled::{FilledSource, Presence};
+use becket_image::filled::{Envelopes, FilledSource, Presence};
 use becket_image::link::helper::PROTOCOL;
 use becket_image::link::{Endpoint, LinkSource, Server};
 use becket_image::{Identity, Source};
@@ -94,6 +94,8 @@ pub(crate) enum Change {
     Waiting(String),
     /// It has another version of the image.
     Replaced(String),
+    /// The image cannot be decoded further.
+    Damaged(String),
     /// The image is another host's now.
     Lost(String),
     /// As what the program that reaches it is known there.
@@ -251,13 +253,21 @@ fn open(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
 /// What a fetcher needs, opened for it. The worker of the image may only read the file, and has no right to
 /// the rest.
 fn opened(filled: &FilledSource) -> io::Result<Vec<OwnedFd>> {
-    let [table, order] = filled.envelopes();
-    Ok(vec![
+    let Envelopes { table, order, packed } = filled.envelopes();
+    let mut fds = vec![
         open(filled.file().buffered.as_fd(), OFlags::RDWR)?,
-        open(table, OFlags::RDWR)?,
-        open(order, OFlags::RDONLY)?,
+        open(table.as_fd(), OFlags::RDWR)?,
+        open(order.as_fd(), OFlags::RDONLY)?,
         filled.presence().fd().try_clone_to_owned()?,
-    ])
+    ];
+    for fd in packed {
+        // One alone is a file of the user, who could open it.
+        fds.push(match packed.len() {
+            1 => fd.try_clone()?,
+            _ => open(fd.as_fd(), OFlags::RDWR)?,
+        });
+    }
+    Ok(fds)
 }
 
 impl Drop for Connector {
@@ -410,6 +420,7 @@ impl Line {
                 (LinkReport::Away { why: said }, Work::Connect(_)) => Change::Reconnecting(why(said)),
                 (LinkReport::Away { why: said }, Work::Fill(..)) => Change::Waiting(why(said)),
                 (LinkReport::Changed { why: said }, _) => Change::Replaced(why(said)),
+                (LinkReport::Damaged { why: said }, _) => Change::Damaged(why(said)),
                 (LinkReport::Lost { why: said }, _) => Change::Lost(why(said)),
                 (LinkReport::Client { name }, _) => {
                     let name = why(name);

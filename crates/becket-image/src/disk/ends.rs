@@ -1,5 +1,6 @@
 //! The first and last bytes of an image, by which its container is recognised.
 //! It never takes bytes that cannot be read for an error: such a disk may be attached to rescue the rest.
+//! Of a stream that is being decoded the last bytes are not looked at: that would take as long as all of it.
 
 use crate::budget::Spent;
 use crate::bytes::{ReadAt, field, u8_at};
@@ -21,7 +22,7 @@ impl Ends {
     /// # Errors
     /// The image's budget is spent.
     pub(crate) fn of(image: &Image) -> Result<Option<Ends>, LayerError> {
-        match Ends::read(image, image.len()) {
+        match Ends::read_at(image, image.len(), image.ends_late()) {
             Ok(ends) => Ok(ends),
             Err(error) if Spent::of(&error).is_some() => Err(error.into()),
             Err(_) => Ok(None),
@@ -33,10 +34,17 @@ impl Ends {
     /// # Errors
     /// They cannot be read.
     pub(crate) fn read(bytes: &dyn ReadAt, len: u64) -> std::io::Result<Option<Ends>> {
+        Ends::read_at(bytes, len, false)
+    }
+
+    /// The same; where they end `late`, the last bytes are taken for zeroes.
+    fn read_at(bytes: &dyn ReadAt, len: u64, late: bool) -> std::io::Result<Option<Ends>> {
         let mut ends = Ends { head: [0; LOOK], tail: [0; LOOK] };
         let Some(tail) = len.checked_sub(LOOK as u64) else { return Ok(None) };
         bytes.read_at(&mut ends.head, 0)?;
-        bytes.read_at(&mut ends.tail, tail)?;
+        if !late {
+            bytes.read_at(&mut ends.tail, tail)?;
+        }
         Ok(Some(ends))
     }
 

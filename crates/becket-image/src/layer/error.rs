@@ -25,6 +25,8 @@ pub enum LayerError {
         packer: &'static str,
         /// Why it can be read in no other way.
         why: String,
+        /// How many bytes it yields, where it says that.
+        yields: Option<u64>,
     },
     /// It is a container that becket does not read, and another program does.
     #[error("it is {}, which becket does not read{}", format.what, because(why.as_deref()))]

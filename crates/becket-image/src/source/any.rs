@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::facts::{DirectIo, Facts};
 use super::file::{FileFacts, FileSource};
-use super::filled::{self, FilledFacts, FilledSource};
+use super::filled::{FilledFacts, FilledSource};
 use super::kind::{Identity, Kind};
 use super::link::{LinkFacts, LinkSource};
 use crate::ReadAt;
@@ -52,7 +52,7 @@ impl SourceFacts {
         match self {
             SourceFacts::File(_) => None,
             SourceFacts::Link(link) => Some(link.feature()),
-            SourceFacts::Filled(_) => Some(filled::FEATURE),
+            SourceFacts::Filled(filled) => Some(filled.feature()),
         }
     }
 

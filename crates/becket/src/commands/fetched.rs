@@ -66,7 +66,7 @@ fn opened<'a>(
         None => local,
         Some(decoded) => Local {
             path: Cow::Owned(decoded.path.clone()),
-            fillers: Fillers::default(),
+            fillers: decoded.fillers.clone(),
             decoded: Some(decoded),
         },
     })
@@ -107,6 +107,8 @@ pub(super) fn for_device<'a>(
     let mut how = by(asked);
     how.record = trace.record;
     how.foreseen = trace.prefetch.as_deref().map(read_trace).transpose()?.unwrap_or_default();
+    // Only a server can have readers wait for what is being decoded.
+    how.whole = !becket_device::may_be_served(options);
     let local = opened(path, options.open.format, asked, &how, "attach")?;
     let mut options = options.clone();
     if matches!(local.path, Cow::Owned(_)) && !rbd::is_name(path) {
@@ -163,6 +165,7 @@ pub(super) fn options(store: &StoreOptions) -> Options {
             let _ = writeln!(io::stderr(), "becket: {url}: {why}; it is tried again");
         })),
         record: false,
+        whole: false,
         foreseen: Vec::new(),
     }
 }

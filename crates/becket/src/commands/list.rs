@@ -67,7 +67,9 @@ fn image(info: &DeviceInfo) -> String {
 /// What it is doing, and how many clients an export has.
 fn state(info: &DeviceInfo) -> String {
     if let Some(away) = info.away.as_ref().filter(|_| info.state == DeviceState::Live) {
-        let state = ["waiting", "source changed", "lost"].into_iter().find(|state| away.starts_with(state));
+        let state = ["waiting", "source changed", "source damaged", "lost"]
+            .into_iter()
+            .find(|state| away.starts_with(state));
         return state.unwrap_or("reconnecting").to_owned();
     }
     match info.connections {

@@ -6,6 +6,7 @@ pub(crate) mod below;
 pub(crate) mod ceph;
 pub(crate) mod disk;
 pub(crate) mod disturb;
+pub(crate) mod fetched;
 pub(crate) mod load;
 pub(crate) mod nbd;
 pub(crate) mod nbd_server;

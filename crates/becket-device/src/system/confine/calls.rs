@@ -16,7 +16,7 @@ pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
         Role::Doorman => &[ALL, STREAMS, DOORS],
         Role::Reporter => &[ALL, ANSWERS, DOORS],
         Role::Connector => &[ALL, STREAMS, NETWORK],
-        Role::Fetcher => &[ALL, FILES, STREAMS, NETWORK],
+        Role::Fetcher => &[ALL, FILES, STREAMS, NETWORK, ROOM],
         Role::Helper => &[ALL, FILES, STREAMS, NETWORK, LIBRARY],
     };
     sets.concat()
@@ -124,6 +124,9 @@ const FILES: &[libc::c_long] = &[
     libc::SYS_fdatasync,
     libc::SYS_fallocate,
 ];
+
+/// How much room their file systems have.
+const ROOM: &[libc::c_long] = &[libc::SYS_fstatfs];
 
 /// Sockets that listen, which it was handed.
 const DOORS: &[libc::c_long] = &[libc::SYS_listen, libc::SYS_accept4];

@@ -7,12 +7,12 @@
 
 mod waits;
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use becket_image::{
     DirectIo,
-    filled::{FilledSource, Presence, Where},
+    filled::{Envelopes, FilledSource, Presence, Where},
 };
 use rustix::io::Errno;
 
@@ -41,7 +41,7 @@ pub(crate) struct FilledTarget {
     presence: Arc<Presence>,
     waits: Waits,
     /// For the successor of the process that serves this, which cannot look into them.
-    envelopes: [OwnedFd; 2],
+    envelopes: Envelopes,
 }
 
 impl FilledTarget {
@@ -73,7 +73,7 @@ impl Target for FilledTarget {
     fn crossing(&self) -> Vec<BorrowedFd<'_>> {
         let mut all = self.file.crossing();
         all.push(self.presence.fd());
-        all.extend(self.envelopes.iter().map(OwnedFd::as_fd));
+        all.extend(self.envelopes.descriptors());
         all
     }
 

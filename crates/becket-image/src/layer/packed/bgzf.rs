@@ -28,7 +28,7 @@ pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError>
         let Some(len) = member_len(image, at, &header)? else {
             if at == 0 {
                 return pieces
-                    .sequential("it has no index (bgzip makes gzip files that can be read anywhere)");
+                    .sequential("it has no index (bgzip makes gzip files that can be read anywhere)", None);
             }
             return corrupt("between its members there is something else");
         };

@@ -74,12 +74,13 @@ fn has_magic(kind: Kind, head: [u8; 8]) -> bool {
 /// It is damaged, or cannot be read from the middle.
 pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, LayerError> {
     let Some(kind) = kind_of(image, format) else { return Ok(None) };
-    let mut pieces = Pieces { kind, layout: Layout::of(image)?, count: 0, longest: 0 };
+    let mut pieces = Pieces::new(kind, Layout::of(image)?);
     match kind {
         Kind::Xz => xz::read(image, &mut pieces)?,
         Kind::Zstd => zstd::read(image, &mut pieces)?,
         Kind::Gzip => bgzf::read(image, &mut pieces)?,
     }
+    pieces.end()?;
     let Pieces { layout, count, longest, .. } = pieces;
     if layout.is_empty() {
         return Err(LayerError::Corrupt("nothing is packed in it".to_owned()));

@@ -80,7 +80,7 @@ fn by_headers(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
             MAGIC => {
                 let (header, yields) = frame_header(&head, pieces)?;
                 // Before its blocks are looked for: there may be very many.
-                pieces.fits(yields, "")?;
+                pieces.fits(yields)?;
                 let len = header + frame_blocks(&mut window, at + header)?;
                 let sum = if u8_at(&head, 4) & 4 == 0 { 0 } else { 4 };
                 pieces.push(at, len + sum, yields)?;
@@ -108,7 +108,7 @@ fn frame_header(head: &[u8; HEADER_MAX], pieces: &Pieces) -> Result<(u64, u64), 
     let single = flags & 0x20 != 0;
     let at = if single { 5 } else { 6 };
     let (len, yields) = match (flags >> 6, single) {
-        (0, false) => return pieces.sequential("its frames do not say how long they are"),
+        (0, false) => return pieces.sequential("its frames do not say how long they are", None),
         (0, true) => (1, u8_at(head, at).into()),
         (1, _) => (2, u64::from(u16_at(head, at)) + 256),
         (2, _) => (4, u32_at(head, at).into()),

@@ -22,6 +22,9 @@ pub struct Lent {
     pub table: OwnedFd,
     /// See `table`.
     pub order: OwnedFd,
+    /// Where its bytes come from, if they are decoded: the compressed file, and if that is filled, too, its
+    /// table of checksums, opened as `table`.
+    pub packed: Vec<OwnedFd>,
 }
 
 /// What a process gets that brings the bytes of one file for readers in other processes.
@@ -34,6 +37,8 @@ pub struct Fetching {
     pub order: OwnedFd,
     /// What readers ask, and what they are shown.
     pub presence: Presence,
+    /// [`Lent::packed`]: a file that is filled, and its table, to be read and written.
+    pub packed: Vec<OwnedFd>,
     /// How long the server may be away until requests fail; for ever, when not given.
     pub timeout: Option<Duration>,
     /// Hears how it goes.
@@ -55,6 +60,8 @@ pub enum Condition {
     Away(String),
     /// The server has another version: what is missing cannot be had any more.
     Changed(String),
+    /// What is missing cannot be decoded.
+    Damaged(String),
 }
 
 /// What brings the bytes of one file. Its [`ReadAt`] waits until the bytes are there.

@@ -26,6 +26,8 @@ use crate::ReadAt;
 pub const FEATURE: &str = "filled-2";
 /// That of devices of version 0.1.0, whose tables have no room for chunks in memory.
 pub const FEATURE_OLD: &str = "filled";
+/// That of devices whose bytes are decoded while they are read.
+pub const FEATURE_PACKED: &str = "filled-packed";
 
 /// What is said of a store file to another process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,21 +42,38 @@ struct Said {
     file: FileFacts,
     /// Length of a chunk in bytes.
     chunk: u64,
+    /// How many descriptors come with it of what it is decoded from.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    packed: u8,
+}
+
+/// The most of them.
+const PACKED_MAX: u8 = 2;
+
+fn is_zero(number: &u8) -> bool {
+    *number == 0
 }
 
 impl FilledFacts {
     /// See `SourceFacts::descriptors`.
     pub(super) fn descriptors(&self) -> usize {
-        self.filled.file.descriptors() + 3
+        self.filled.file.descriptors() + 3 + usize::from(self.filled.packed)
+    }
+
+    /// See `SourceFacts::feature`.
+    pub(super) fn feature(&self) -> &'static str {
+        if self.filled.packed == 0 { FEATURE } else { FEATURE_PACKED }
     }
 
     /// See `SourceFacts::join`.
     pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<FilledSource> {
-        let Said { file, chunk } = self.filled;
+        let Said { file, chunk, packed } = self.filled;
         let file = file.join(fds)?;
         let presence = Presence::open(fds.next()?, file.facts.size, chunk).ok()?;
         let [table, order] = [fds.next()?, fds.next()?];
-        Some(FilledSource { file, presence: Arc::new(presence), table, order })
+        let packed = (0..packed.min(PACKED_MAX)).map(|_| fds.next()).collect::<Option<_>>()?;
+        let envelopes = Envelopes { table, order, packed };
+        Some(FilledSource { file, presence: Arc::new(presence), envelopes })
     }
 }
 
@@ -63,10 +82,26 @@ impl FilledFacts {
 pub struct FilledSource {
     file: FileSource,
     presence: Arc<Presence>,
-    /// Descriptors without a right to read (`O_PATH`): the worker holds them for its successor and cannot
-    /// read them. The store's table of checksums, and the fetcher's order.
-    table: OwnedFd,
-    order: OwnedFd,
+    envelopes: Envelopes,
+}
+
+/// What the process needs that brings the bytes. The worker only holds it for its successor.
+#[derive(Debug)]
+pub struct Envelopes {
+    /// The store's table of checksums, and the fetcher's order: descriptors without a right to read
+    /// (`O_PATH`).
+    pub table: OwnedFd,
+    /// See `table`.
+    pub order: OwnedFd,
+    /// [`Lent::packed`].
+    pub packed: Vec<OwnedFd>,
+}
+
+impl Envelopes {
+    /// All of them, in their order.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.table, &self.order].into_iter().chain(&self.packed).map(OwnedFd::as_fd)
+    }
 }
 
 impl FilledSource {
@@ -75,11 +110,12 @@ impl FilledSource {
     /// # Errors
     /// It is not as long as what is lent.
     pub fn new(file: FileSource, lent: Lent) -> io::Result<FilledSource> {
-        let Lent { presence, table, order } = lent;
+        let Lent { presence, table, order, packed } = lent;
         if presence.size() != file.facts.size {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the store file has another length"));
         }
-        Ok(FilledSource { file, presence: Arc::new(presence), table, order })
+        let envelopes = Envelopes { table, order, packed };
+        Ok(FilledSource { file, presence: Arc::new(presence), envelopes })
     }
 
     /// The file, as far as it is filled. A reader must ask [`FilledSource::presence`] first.
@@ -104,18 +140,19 @@ impl FilledSource {
     }
 
     /// The file, the table and the envelopes.
-    pub fn into_parts(self) -> (FileSource, Arc<Presence>, [OwnedFd; 2]) {
-        (self.file, self.presence, [self.table, self.order])
+    pub fn into_parts(self) -> (FileSource, Arc<Presence>, Envelopes) {
+        (self.file, self.presence, self.envelopes)
     }
 
-    /// Closed envelopes for the process that brings the bytes: the store's table of checksums, and its order.
-    pub fn envelopes(&self) -> [BorrowedFd<'_>; 2] {
-        [self.table.as_fd(), self.order.as_fd()]
+    /// What the process needs that brings the bytes.
+    pub fn envelopes(&self) -> &Envelopes {
+        &self.envelopes
     }
 
     /// See `Source::described`.
     pub(super) fn described(&self) -> FilledFacts {
-        FilledFacts { filled: Said { file: self.file.described(), chunk: self.presence.chunk() } }
+        let packed = u8::try_from(self.envelopes.packed.len()).unwrap_or(u8::MAX);
+        FilledFacts { filled: Said { file: self.file.described(), chunk: self.presence.chunk(), packed } }
     }
 
     /// See `Source::complete`.
@@ -125,12 +162,12 @@ impl FilledSource {
 
     /// See `Source::into_descriptors`.
     pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
-        let FilledSource { file, presence, table, order } = self;
+        let FilledSource { file, presence, envelopes: Envelopes { table, order, packed } } = self;
         let presence = match Arc::try_unwrap(presence) {
             Ok(presence) => Some(presence.into_fd()),
             Err(shared) => shared.fd().try_clone_to_owned().ok(),
         };
-        let rest = presence.into_iter().chain([table, order]);
+        let rest = presence.into_iter().chain([table, order]).chain(packed);
         std::iter::once(file.buffered).chain(file.direct).chain(rest).collect()
     }
 }
@@ -150,7 +187,8 @@ impl Kind for FilledSource {
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut all = self.file.descriptors();
-        all.extend([self.presence.fd(), self.table.as_fd(), self.order.as_fd()]);
+        all.push(self.presence.fd());
+        all.extend(self.envelopes.descriptors());
         all
     }
 

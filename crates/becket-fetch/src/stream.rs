@@ -184,3 +184,24 @@ impl Stream {
         Error::NoRoom { file: self.called.clone(), done, free }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_written_to_is_another_file() {
+        let temp = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(temp.path(), b"as it was").unwrap();
+        let file = temp.reopen().unwrap();
+        let state = state_of(&file.metadata().unwrap());
+        let packed = PackedFile { file, state, called: "x.gz".to_owned() };
+        let mut bytes = [0; 20];
+        assert_eq!(packed.read(&mut bytes, 3).unwrap(), 6);
+        assert_eq!(packed.read(&mut bytes, 9).unwrap(), 0);
+        // A clock tick later: times of files are no finer.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(temp.path(), b"as it is!").unwrap();
+        assert!(matches!(packed.read(&mut bytes, 3), Err(Error::Changed { .. })));
+    }
+}

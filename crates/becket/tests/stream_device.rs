@@ -6,7 +6,7 @@ mod common;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -58,12 +58,6 @@ fn assert_away(place: &Scratch, how: &str) {
     assert!(wait_until(Duration::from_secs(20), is), "{:?}", only(place));
 }
 
-/// Reads all of a disk that is there.
-fn all(disk: &Path, len: usize) -> Vec<u8> {
-    let disk = open(disk);
-    (0..len / BLOCK).flat_map(|block| read(&disk, block).unwrap().0).collect()
-}
-
 #[test]
 fn fuse_what_is_decoded_is_read_while_the_rest_is_still_elsewhere() {
     let name = "stream_device::fuse_what_is_decoded_is_read_while_the_rest_is_still_elsewhere";
@@ -99,7 +93,7 @@ fn fuse_what_is_decoded_is_read_while_the_rest_is_still_elsewhere() {
     assert_eq!(list["objects"].as_array().unwrap().len(), 2, "the stream and what it yields: {list:#}");
     origin.honest();
     assert!(waits.join().unwrap().unwrap() == block_of(&bytes, 12_000));
-    assert!(all(&path, bytes.len()) == bytes);
+    assert!(fs::read(&path).unwrap() == bytes);
     assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
     let sent = origin.sent();
     assert!(sent < stream.len() as u64 + (2 << 20), "{sent} bytes of {}", stream.len());
@@ -107,7 +101,7 @@ fn fuse_what_is_decoded_is_read_while_the_rest_is_still_elsewhere() {
     ok(&place, &["detach", "--all"]);
     // It is complete now, and like any other file.
     let disk = ok(&place, &["attach", "--via", "loop", &url]);
-    assert!(all(Path::new(disk.trim()), bytes.len()) == bytes);
+    assert!(fs::read(disk.trim()).unwrap() == bytes);
     ok(&place, &["detach", "--all"]);
     assert!(origin.sent() < sent + (256 << 10), "{} bytes", origin.sent());
 }
@@ -188,7 +182,7 @@ fn fuse_a_stream_that_yields_more_than_it_says_is_decoded_before_it_is_used_agai
     ok(&place, &["detach", "--all"]);
     let path = attach(&place, &[file.to_str().unwrap()]);
     assert_eq!(only(&place)["size"].as_u64(), Some(bytes.len() as u64));
-    assert!(all(&path, bytes.len()) == bytes);
+    assert!(fs::read(&path).unwrap() == bytes);
     ok(&place, &["detach", "--all"]);
 }
 
@@ -216,7 +210,7 @@ fn fuse_each_packer_s_stream_is_attached_before_it_is_decoded() {
         let (file, path) = on_this_host(&place, &format!("d.img.{suffix}"), &stream);
         let early = there(&place);
         assert!(early < bytes.len() as u64, "{suffix}: all was decoded within {:?}", began.elapsed());
-        assert!(all(&path, bytes.len()) == bytes, "{suffix}");
+        assert!(fs::read(&path).unwrap() == bytes, "{suffix}");
         assert_eq!(there(&place), bytes.len() as u64, "{suffix}");
         assert!(only(&place)["away"].is_null(), "{suffix}: {:?}", only(&place));
         ok(&place, &["detach", "--all"]);
@@ -224,9 +218,44 @@ fn fuse_each_packer_s_stream_is_attached_before_it_is_decoded() {
         // Others have to wait until all is decoded.
         ok(&place, &["store", "drop", "--all"]);
         let disk = ok(&place, &["attach", "--via", "loop", file.to_str().unwrap()]);
-        assert!(all(Path::new(disk.trim()), bytes.len()) == bytes, "{suffix}");
+        assert!(fs::read(disk.trim()).unwrap() == bytes, "{suffix}");
         ok(&place, &["detach", "--all"]);
         ok(&place, &["store", "drop", "--all"]);
         fs::remove_file(file).unwrap();
     }
+}
+
+#[test]
+fn fuse_a_store_that_is_too_small_for_what_a_stream_yields_is_waited_for_or_an_error() {
+    let name =
+        "stream_device::fuse_a_store_that_is_too_small_for_what_a_stream_yields_is_waited_for_or_an_error";
+    if !ready(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 64 << 20);
+    let file = place.path("d.img.zst");
+    fs::write(&file, zstd(&place, &bytes)).unwrap();
+    let file = file.to_str().unwrap();
+    let small = place.dir("small");
+    tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=40m,mode=700", "small"]).arg(&small));
+    let path = attach(&place, &["--store", small.to_str().unwrap(), file]);
+    let disk = open(&path);
+    assert!(read(&disk, 1000).unwrap().0 == block_of(&bytes, 1000));
+    assert_away(&place, "the store has too little room for it: ");
+    assert!(only(&place)["away"].as_str().unwrap().starts_with("waiting since 2"), "{:?}", only(&place));
+    tool(Command::new("mount").args(["-o", "remount,size=100m"]).arg(&small));
+    assert!(fs::read(&path).unwrap() == bytes);
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    drop(disk);
+    ok(&place, &["detach", "--all"]);
+    becket_testkit::umount(&small);
+
+    // The user's own limit is no matter of waiting.
+    let disk = open(&attach(&place, &["--store-limit", "20MiB", file]));
+    assert!(read(&disk, 1000).unwrap().0 == block_of(&bytes, 1000));
+    assert_eq!(read(&disk, 16_000).map(drop).unwrap_err().raw_os_error(), Some(5));
+    assert_away(&place, "it yields more than the 20971520 bytes that the store may have");
+    drop(disk);
+    ok(&place, &["detach", "--all"]);
 }

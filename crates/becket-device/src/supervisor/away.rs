@@ -32,6 +32,17 @@ impl Supervisor {
         Connector::start(&self.fetchers, spec, sources, again, Arc::new(on_change))
     }
 
+    /// Notes what was said of a device's image before anybody knew the device.
+    pub(super) fn catch_up(&self, owned: &Owned) {
+        let (line, mark) = {
+            let state = lock(&owned.state);
+            (state.connector.as_ref().map(Connector::line), state.device.mark)
+        };
+        if let Some(line) = line {
+            line.catch_up(|change| self.server_is_away(mark, change));
+        }
+    }
+
     /// Notes whether the server of a device's image is away.
     fn server_is_away(&self, mark: u64, change: &Change) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
@@ -82,6 +93,8 @@ impl Supervisor {
                 Change::Here | Change::Client(_) | Change::Size(_) => None,
                 Change::Lost(why) => Some(format!("lost since {since}: {why}")),
                 Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
+                // Of a compressed file of this host no server is waited for, but room in the store.
+                Change::Waiting(why) if host.is_empty() => Some(format!("waiting since {since}: {why}")),
                 Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
                 Change::Replaced(why) => Some(format!("source changed: {why}")),
                 Change::Damaged(why) => Some(format!("source damaged: {why}")),
@@ -112,5 +125,6 @@ mod tests {
     fn the_host_of_a_url_is_shown() {
         assert_eq!(host_of("https://example.org:8/a/b.img#p1"), "example.org:8");
         assert_eq!(host_of("oci://registry"), "registry");
+        assert_eq!(host_of("/images/disk.img.gz"), "");
     }
 }

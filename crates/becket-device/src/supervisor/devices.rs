@@ -271,6 +271,7 @@ impl Supervisor {
             (state.name().to_owned(), Arc::clone(&state.worker))
         };
         lock(&self.devices).insert(name, Arc::clone(owned));
+        self.catch_up(owned);
         self.guard.stand(&self.store, &self.myself);
         {
             let state = lock(&owned.state);

@@ -57,6 +57,8 @@ pub(crate) struct Line {
     clients: Mutex<Vec<String>>,
     /// Since when they cannot reach it.
     away: Mutex<Option<Instant>>,
+    /// What keeps them from bringing bytes now: for devices that come later.
+    trouble: Mutex<Option<Change>>,
 }
 
 /// Of how many programs it is known which they were. Each that takes an image's lock takes it from its
@@ -84,7 +86,7 @@ impl std::fmt::Debug for Devices {
 }
 
 /// How the server of an image is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Change {
     /// It can be reached.
     Here,
@@ -119,6 +121,11 @@ impl Connector {
     /// Whether the device goes on when this is dropped, with another supervisor; it is detached otherwise.
     pub(super) fn stays(&mut self, stays: bool) {
         self.stays = stays;
+    }
+
+    /// What speaks with the process.
+    pub(super) fn line(&self) -> Arc<Line> {
+        Arc::clone(&self.line)
     }
 
     /// How many bytes of an image are there, where it is fetched; requests have waited for it `waits` times.
@@ -157,9 +164,9 @@ impl Connector {
         again: bool,
         on_change: OnChange,
     ) -> io::Result<(Connector, Arc<Line>)> {
-        let (devices, control, away) = Default::default();
+        let (devices, control, away, trouble) = Default::default();
         let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
-        let line = Arc::new(Line { work, fds, devices, control, clients: clients.into(), away });
+        let line = Arc::new(Line { work, fds, devices, control, clients: clients.into(), away, trouble });
         let connector = line.joined_by(on_change).ok_or(io::ErrorKind::NotFound)?;
         let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
@@ -352,6 +359,24 @@ impl Line {
         Ok((child, control))
     }
 
+    /// Has `hear` hear what was said before the device was there, if that still holds. Nothing newer is heard
+    /// meanwhile.
+    pub(super) fn catch_up(&self, hear: impl FnOnce(&Change)) {
+        if let Some(trouble) = &*lock(&self.trouble) {
+            hear(trouble);
+        }
+    }
+
+    /// Keeps in mind what keeps bytes from coming.
+    fn note(&self, change: &Change) {
+        let trouble = match change {
+            Change::Here => None,
+            Change::Client(_) | Change::Size(_) => return,
+            trouble => Some(trouble.clone()),
+        };
+        *lock(&self.trouble) = trouble;
+    }
+
     /// Keeps in mind as what a program is known.
     fn known_as(&self, name: &str) {
         let mut clients = lock(&self.clients);
@@ -435,6 +460,7 @@ impl Line {
                 }
                 (LinkReport::Started { .. }, _) => return false,
             };
+            self.note(&change);
             // Not under the lock: a device that goes meanwhile takes it.
             let devices: Vec<OnChange> =
                 lock(&self.devices).all.iter().map(|(_, on_change)| Arc::clone(on_change)).collect();

@@ -31,8 +31,8 @@ pub use client::{
 pub use connector::{connector_main, helper};
 pub use contract::{
     AttachOptions, Choice, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export,
-    Happened, PartitionInfo, Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via,
-    path_text, text_path,
+    Happened, Part, PartitionInfo, Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User,
+    Via, path_text, text_path,
 };
 pub use control::volumes::{Unavailable, Volume, Volumes};
 pub use doorman::doorman_main;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::DeviceId;
 use crate::contract::spec::{Backing, Spec};
-use crate::contract::{DeviceInfo, Error, ErrorKind, path_text, text_path};
+use crate::contract::{DeviceInfo, Error, ErrorKind, Part, path_text, text_path};
 
 pub(crate) const INTERFACE: &str = "org.becket.Becket1";
 pub(crate) const DESCRIPTION: &str = include_str!("org.becket.Becket1.varlink");
@@ -27,6 +27,17 @@ pub(crate) struct Pulse {
     /// How many clients each export has.
     #[serde(default)]
     pub(crate) connections: Vec<Count>,
+    /// How much there is of each image that comes while it is read.
+    #[serde(default)]
+    pub(crate) stored: Vec<Stored>,
+}
+
+/// What is there of a device's image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stored {
+    /// The device's mark, in decimal digits.
+    pub(crate) mark: String,
+    pub(crate) part: Part,
 }
 
 /// How many clients an export has.
@@ -344,11 +355,13 @@ mod tests {
         let mut exported = device("one", 1).info;
         (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
         (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
-        exported.spec.url = Some(String::new());
+        (exported.spec.url, exported.stored) = (Some(String::new()), Some(Part::default()));
         exported.counted_before = Some(Box::default());
         assert_eq!(type_of("Device"), keys(&exported));
         assert_eq!(type_of("Export"), keys(&Export::default()));
         assert_eq!(type_of("Count"), keys(&Count { export: DeviceId::NONE, clients: 0 }));
+        assert_eq!(type_of("Stored"), keys(&Stored { mark: text(), part: Part::default() }));
+        assert_eq!(type_of("Part"), keys(&Part::default()));
         assert_eq!(type_of("NewImage"), keys(&new_image()));
         assert_eq!(type_of("Stats"), keys(&Summary::default()));
         assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));

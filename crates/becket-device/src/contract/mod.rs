@@ -33,8 +33,8 @@ pub use messages::ServerStatus;
 pub use path_text::{path_text, text_path};
 pub use spec::Spec;
 pub use types::{
-    AttachOptions, Choice, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
-    TransportReport, Via,
+    AttachOptions, Choice, DataMode, DetachOptions, DeviceInfo, DeviceState, Part, PartitionInfo, Partitions,
+    Plan, TransportReport, Via,
 };
 
 /// Directory of records, locks and the control socket, instead of the usual one.

@@ -256,6 +256,9 @@ pub struct DeviceInfo {
     /// How many clients an export has, as far as its server answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
+    /// What is there of an image that comes while it is read, as far as its server answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Part>,
     /// What keeps the server of its image from being reached, and since when, while it is away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<String>,
@@ -265,6 +268,15 @@ pub struct DeviceInfo {
     pub counted_before: Option<Box<Summary>>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
+}
+
+/// How much there is of something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Bytes that are there.
+    pub bytes: u64,
+    /// Bytes of all of it.
+    pub size: u64,
 }
 
 impl DeviceInfo {
@@ -288,6 +300,7 @@ impl DeviceInfo {
             isolated: false,
             recoveries: 0,
             connections: None,
+            stored: None,
             away: None,
             counted_before: None,
             warnings: Vec::new(),

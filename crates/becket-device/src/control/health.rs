@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::connection;
 use crate::contract::messages::Pulse;
-use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, ErrorKind, Part};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::system::process::ProcessId;
@@ -202,8 +202,11 @@ pub(crate) fn examine(runtime: &Runtime, devices: &mut [Device]) {
                 unresponsive.extend(pulse.unresponsive);
                 let counts: BTreeMap<DeviceId, u64> =
                     pulse.connections.into_iter().map(|count| (count.export, count.clients)).collect();
+                let stored: BTreeMap<String, Part> =
+                    pulse.stored.into_iter().map(|stored| (stored.mark, stored.part)).collect();
                 for device in devices.iter_mut() {
                     device.info.connections = counts.get(&DeviceId::of(&device.info)).copied();
+                    device.info.stored = stored.get(&device.mark.to_string()).copied();
                 }
             }
             Err(()) => unresponsive.extend(&servers),

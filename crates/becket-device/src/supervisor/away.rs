@@ -29,7 +29,7 @@ impl Supervisor {
                 supervisor.server_is_away(mark, change);
             }
         };
-        Connector::start(&self.fetchers, spec, sources, again, Arc::new(on_change))
+        Connector::start(&self.fetchers, spec, sources, again, (mark, Arc::new(on_change)))
     }
 
     /// Notes what was said of a device's image before anybody knew the device.

@@ -547,7 +547,7 @@ impl Service for Supervisor {
             .flat_map(|driver| driver.visitors())
             .map(|(export, clients)| Count { export, clients })
             .collect();
-        Pulse { unresponsive, shared, connections }
+        Pulse { unresponsive, shared, connections, stored: self.fetchers.stored() }
     }
 
     fn status(&self) -> ServerStatus {

@@ -17,10 +17,11 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tracing::warn;
 
-use crate::contract::Error;
 use crate::contract::link::{Connect, Fill, LinkOrder, LinkReport};
+use crate::contract::messages::Stored;
 use crate::contract::protocol;
 use crate::contract::spec::Spec;
+use crate::contract::{Error, Part};
 use crate::system::helper;
 use crate::system::role::Role;
 use crate::system::sync::spawn;
@@ -74,7 +75,7 @@ enum Work {
 /// The devices that a process works for.
 #[derive(Default)]
 struct Devices {
-    all: Vec<(u64, OnChange)>,
+    all: Vec<(u64, Ours)>,
     /// There are none any more, and there will be none.
     ends: bool,
 }
@@ -108,6 +109,9 @@ pub(crate) enum Change {
 
 /// Called when that changes.
 pub(crate) type OnChange = Arc<dyn Fn(&Change) + Send + Sync>;
+
+/// A device by its mark, and what is called for it.
+pub(crate) type Ours = (u64, OnChange);
 
 fn failed(error: io::Error) -> Error {
     Error::Worker { what: format!("to reach the server of the image could not be started: {error}") }
@@ -143,14 +147,14 @@ impl Connector {
         spec: &Spec,
         sources: &mut [Source],
         again: Option<&[String]>,
-        on_change: OnChange,
+        ours: Ours,
     ) -> Result<Option<Connector>, Error> {
         for source in sources {
             match source {
                 Source::File(_) => {}
-                Source::Link(link) => return connect(spec, link, again, on_change).map(Some),
+                Source::Link(link) => return connect(spec, link, again, ours).map(Some),
                 Source::Filled(filled) => {
-                    return fetchers.fill(spec, filled, again.is_some(), on_change).map(Some);
+                    return fetchers.fill(spec, filled, again.is_some(), ours).map(Some);
                 }
             }
         }
@@ -158,16 +162,11 @@ impl Connector {
     }
 
     /// One process for one device, or for the first of several.
-    fn begin(
-        work: Work,
-        fds: Vec<OwnedFd>,
-        again: bool,
-        on_change: OnChange,
-    ) -> io::Result<(Connector, Arc<Line>)> {
+    fn begin(work: Work, fds: Vec<OwnedFd>, again: bool, ours: Ours) -> io::Result<(Connector, Arc<Line>)> {
         let (devices, control, away, trouble) = Default::default();
         let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
         let line = Arc::new(Line { work, fds, devices, control, clients: clients.into(), away, trouble });
-        let connector = line.joined_by(on_change).ok_or(io::ErrorKind::NotFound)?;
+        let connector = line.joined_by(ours).ok_or(io::ErrorKind::NotFound)?;
         let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
         spawn(move || theirs.watch(first));
@@ -176,12 +175,7 @@ impl Connector {
 }
 
 /// Starts a connector.
-fn connect(
-    spec: &Spec,
-    link: &LinkSource,
-    again: Option<&[String]>,
-    on_change: OnChange,
-) -> Result<Connector, Error> {
+fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours) -> Result<Connector, Error> {
     let uri = spec.image.to_str().unwrap_or_default();
     let (uri, _) = becket_image::link::split_inside(uri.as_ref());
     let order = Connect {
@@ -200,17 +194,30 @@ fn connect(
     if let Some(envelope) = link.envelope() {
         fds.push(open(envelope, OFlags::RDONLY).map_err(failed)?);
     }
-    Ok(Connector::begin(Work::Connect(order), fds, again.is_some(), on_change).map_err(failed)?.0)
+    Ok(Connector::begin(Work::Connect(order), fds, again.is_some(), ours).map_err(failed)?.0)
 }
 
 impl Fetchers {
+    /// How much there is of the images that come while they are read. It waits for no device.
+    pub(super) fn stored(&self) -> Vec<Stored> {
+        let lines: Vec<Arc<Line>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();
+        let mut all = Vec::new();
+        for line in lines {
+            let Work::Fill(_, table) = &line.work else { continue };
+            let part = Part { bytes: table.there().0, size: table.size() };
+            let of = |(_, (mark, _)): &(u64, Ours)| Stored { mark: mark.to_string(), part };
+            all.extend(lock(&line.devices).all.iter().map(of));
+        }
+        all
+    }
+
     /// Joins the fetcher of a store file, or starts one. A device that is new uses the table of the others.
     fn fill(
         &self,
         spec: &Spec,
         filled: &mut FilledSource,
         again: bool,
-        on_change: OnChange,
+        ours: Ours,
     ) -> Result<Connector, Error> {
         let file = filled.identity().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         let mut all = lock(&self.0);
@@ -221,7 +228,7 @@ impl Fetchers {
             if again && !same(presence.fd(), filled.presence().fd()) {
                 continue;
             }
-            if let Some(connector) = line.joined_by(Arc::clone(&on_change)) {
+            if let Some(connector) = line.joined_by(ours.clone()) {
                 if !again {
                     filled.share(Arc::clone(presence));
                 }
@@ -232,7 +239,7 @@ impl Fetchers {
         let order = Fill { size: presence.size(), chunk: presence.chunk(), timeout: spec.origin_timeout };
         let fds = opened(filled).map_err(failed)?;
         let work = Work::Fill(order, presence);
-        let (connector, line) = Connector::begin(work, fds, again, on_change).map_err(failed)?;
+        let (connector, line) = Connector::begin(work, fds, again, ours).map_err(failed)?;
         all.push((file, Arc::downgrade(&line)));
         Ok(connector)
     }
@@ -296,14 +303,14 @@ impl Drop for Connector {
 
 impl Line {
     /// One more device; nothing when the process is about to end.
-    fn joined_by(self: &Arc<Line>, on_change: OnChange) -> Option<Connector> {
+    fn joined_by(self: &Arc<Line>, ours: Ours) -> Option<Connector> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut devices = lock(&self.devices);
         if devices.ends {
             return None;
         }
-        devices.all.push((number, on_change));
+        devices.all.push((number, ours));
         Some(Connector { line: Arc::clone(self), number, stays: false })
     }
 
@@ -463,7 +470,7 @@ impl Line {
             self.note(&change);
             // Not under the lock: a device that goes meanwhile takes it.
             let devices: Vec<OnChange> =
-                lock(&self.devices).all.iter().map(|(_, on_change)| Arc::clone(on_change)).collect();
+                lock(&self.devices).all.iter().map(|(_, (_, on_change))| Arc::clone(on_change)).collect();
             devices.iter().for_each(|on_change| on_change(&change));
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     ui::{Colour, Ui, printable, queues, table},
     units::format_size,
 };
-use becket_device::{DeviceInfo, DeviceState};
+use becket_device::{DeviceInfo, DeviceState, Part};
 use serde_json::json;
 use std::path::Path;
 
@@ -73,10 +73,16 @@ fn state(info: &DeviceInfo) -> String {
         return state.unwrap_or("reconnecting").to_owned();
     }
     match info.connections {
-        None => info.state.to_string(),
+        None => info.state.to_string() + &info.stored.and_then(stored).unwrap_or_default(),
         Some(1) => format!("{}, 1 client", info.state),
         Some(clients) => format!("{}, {clients} clients", info.state),
     }
+}
+
+/// How much there is of an image that comes while it is read, until all is.
+fn stored(part: Part) -> Option<String> {
+    let percent = part.bytes.saturating_mul(100).checked_div(part.size).filter(|_| part.bytes < part.size)?;
+    Some(format!(", {percent} % stored"))
 }
 
 fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {

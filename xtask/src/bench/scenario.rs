@@ -299,7 +299,9 @@ seconds, with 0 and 20 ms before each answer: *curl* asks once and writes a file
 FUSE and read to its end; *copy* writes a file, and fills the store; nbdkit's plugin curl is read by nbdcopy,
 and keeps nothing. *warm* are reads of 4 KiB at
 depth 64 of an export over NBD, whose bytes are in the store (*stored*) or in a file of this machine (*file*):
-the worker's time for each in microseconds. Less is better, but for *iops*.",
+the worker's time for each in microseconds. *stream* is a .gz of this machine: until the first 64 KiB of its
+*device* are read after `attach` began, and until all of it is decoded, beside `gzip -dc` to a file. Less is
+better, but for *iops*.",
         places: &[Place {
             ground: Ground::Host { memory: true },
             variables: "ENTRANTS=(device copy copy-no-store curl nbdkit) ROUNDS=3 MIB=384 LATENCIES=(0 0.02) \

@@ -90,7 +90,34 @@ warm() {
     "$BECKET" detach --all >"$SAID" 2>&1
     rm -f "$SOCKET"
 }
+# An image of programs and texts, compressed as one piece.
+mkdir "$SHARED/usr" && { tar -c -C / usr/lib usr/share 2>"$SAID" | head -c "${MIB}M" >"$SHARED/usr/all"; }
+mke2fs -q -F -d "$SHARED/usr" "$SHARED/packed" "$((MIB + 64))M" >"$SAID" 2>&1 && gzip "$SHARED/packed" ||
+    fail "no compressed image: $(cat "$SAID")"
+rm -r "$SHARED/usr"
+# stream: a .gz on this host: the first 64 KiB of its device, and all of it.
+stream() {
+    local begun device
+    rm -rf "$SHARED/store" "$SHARED/copy"
+    begun=$EPOCHREALTIME
+    gzip -dc "$SHARED/packed.gz" >"$SHARED/copy" && figure stream-s gzip "$(since "$begun" 1)" || absent gzip stream
+    truncate -s 1M "$SHARED/other" && "$BECKET" attach --via fuse "$SHARED/other" >"$SAID" 2>&1
+    begun=$EPOCHREALTIME
+    if device=$(store attach --via fuse "$SHARED/packed.gz") &&
+        dd if="$device" of=/dev/null bs=64k count=1 status=none; then
+        figure stream-first-ms device "$(since "$begun" 1000)"
+        # Read from behind: it waits until all is decoded.
+        dd if="$device" of=/dev/null bs=64k skip="$(((MIB + 64) * 16 - 1))" status=none &&
+            figure stream-s device "$(since "$begun" 1)"
+        cmp -s "$device" "$SHARED/copy" || fail "what was decoded is another image"
+    else
+        absent device stream
+    fi
+    "$BECKET" detach --all >"$SAID" 2>&1
+    rm -f "$SHARED/copy"
+}
 for ((round = 0; round <= ROUNDS; round++)); do
+    stream
     origin "$SHARED/image" 0.02
     first
     for latency in "${LATENCIES[@]}"; do

@@ -180,7 +180,7 @@ fn count(image: Image) {
             // Every other one is in memory.
             let place = |chunk| if chunk % 2 == 0 { Where::File } else { Where::Memory };
             (0..u64::from(DEPTH)).for_each(|chunk| presence.put(chunk, place(chunk)));
-            let lent = Lent { presence, table: null(), order: null() };
+            let lent = Lent { presence, table: null(), order: null(), packed: Vec::new() };
             FilledSource::new(source, lent).unwrap().into()
         }
         _ => source.into(),

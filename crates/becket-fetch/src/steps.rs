@@ -1,4 +1,4 @@
-//! A stream that is decoded chunk by chunk, as readers need what it yields. How long that is was known before.
+//! A stream that is decoded chunk by chunk, as readers need what it yields. Its length is known before.
 //! It never hands out the last chunk before the stream has ended where it should.
 
 use std::fs::File;
@@ -31,6 +31,9 @@ struct Next {
     damaged: Option<(String, Option<String>)>,
 }
 
+/// Takes a chunk by its number.
+type Take<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Error> + 'a;
+
 /// Into which file, and what of it.
 pub(crate) struct Room<'a> {
     pub(crate) data: &'a File,
@@ -47,11 +50,7 @@ impl Steps {
 
     /// Decodes the next chunk, the first one behind the last, and has it taken by `take` with its number.
     /// One that could not be taken comes again.
-    pub(crate) fn step(
-        &self,
-        room: &Room<'_>,
-        take: &mut dyn FnMut(u64, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub(crate) fn step(&self, room: &Room<'_>, take: &mut Take<'_>) -> Result<(), Error> {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((why, fix)) = &next.damaged {
             return Err(self.stream.failed(why.clone(), fix.clone()));

@@ -1,5 +1,5 @@
-//! Devices over files compressed as one piece: what can be read while the rest is decoded, and what becomes of
-//! readers where a stream is damaged or processes die.
+//! Devices over files compressed as one piece: what can be read while the rest is decoded, and what becomes
+//! of readers where a stream is damaged or processes die.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;

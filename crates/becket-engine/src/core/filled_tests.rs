@@ -36,7 +36,7 @@ impl Store {
         let source = FileSource { buffered: copy(), direct: Some(copy()), facts };
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let presence = Presence::new(CHUNKS * PAGE, PAGE).unwrap();
-        let lent = Lent { presence, table: null(), order: null() };
+        let lent = Lent { presence, table: null(), order: null(), packed: Vec::new() };
         let source = FilledSource::new(source, lent).unwrap();
         let presence = Arc::clone(source.presence());
         let map = Map::contiguous(0, 0, CHUNKS * PAGE);

@@ -256,11 +256,11 @@ mod tests {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let table = Presence::new(8 * 4096, 4096).unwrap();
         table.put(0, Where::File);
-        let lent = Lent { presence: table, table: null(), order: null() };
+        let lent = Lent { presence: table, table: null(), order: null(), packed: vec![null()] };
         let source = Source::from(FilledSource::new(file, lent).unwrap());
         let (facts, count) = (source.described(), source.descriptors().len());
         assert_eq!(facts.descriptors(), count);
-        assert_eq!(facts.feature(), Some(FEATURE));
+        assert_eq!(facts.feature(), Some(FEATURE_PACKED));
         let text = serde_json::to_string(&facts).unwrap();
         let facts: crate::SourceFacts = serde_json::from_str(&text).unwrap();
         let Source::Filled(ours) = &source else { panic!() };

@@ -27,8 +27,9 @@ use crate::store::{Held, checksum};
 use crate::trace;
 use crate::version::Known;
 
-/// How many bytes one request asks for at most, where they are known to be needed.
-pub(crate) const RUN: u64 = 4 << 20;
+/// How many bytes one request asks for at most, where they are known to be needed. With 4 MiB, eight requests
+/// at a time spent most of their time on waiting for a server 20 ms away.
+pub(crate) const RUN: u64 = 16 << 20;
 /// After so many bytes they are synced.
 const SYNC_EVERY: u64 = 64 << 20;
 /// For how long a store is taken for full that was.

@@ -21,7 +21,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 pub(super) const BLOCK: usize = 4096;
 /// How many threads wait for a server, and for how many bytes each at most.
 const FETCHERS: usize = 8;
-const FETCHED: u64 = 4 << 20;
+const FETCHED: u64 = 16 << 20;
 
 /// An image that is open.
 pub(super) struct Origin {

@@ -108,6 +108,11 @@ pub fn decoded(
     Ok(Some(Decoded { path: in_it(&held.path), fillers: Fillers::default(), _held: Some(Arc::new(held)) }))
 }
 
+/// Whether files that becket-image calls so are decoded from their start.
+pub fn decodes(packer: &str) -> bool {
+    Packing::of(packer).is_some()
+}
+
 /// Makes room for an object that is held, so that it stays.
 fn shrink(store: &Store, options: &Options) -> Result<(), Error> {
     options.limit.map_or(Ok(()), |limit| store.shrink(limit).map(|_| ()))

@@ -67,7 +67,7 @@ mod version;
 mod writing;
 
 pub use client::Waiting;
-pub use decoded::{Decoded, decoded};
+pub use decoded::{Decoded, decoded, decodes};
 pub use error::Error;
 pub use fetcher::fetch;
 pub use origin::{is_remote, named};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use becket_image::filled::{Lent, Where};
-use becket_image::{Filler, ReadAt};
+use becket_image::{Filler, Reach, ReadAt};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
@@ -170,8 +170,8 @@ impl Object {
 }
 
 impl ReadAt for Object {
-    fn comes_in_order(&self) -> bool {
-        self.steps().is_some()
+    fn reach(&self) -> Reach {
+        if self.steps().is_some() { Reach::InOrder } else { Reach::Far }
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {

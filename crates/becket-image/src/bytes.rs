@@ -22,10 +22,21 @@ pub trait ReadAt: Send + Sync {
         (len, true)
     }
 
-    /// Whether they come in their order only: then the last ones take as long as all.
-    fn comes_in_order(&self) -> bool {
-        false
+    /// What it takes to read some of them.
+    fn reach(&self) -> Reach {
+        Reach::Near
     }
+}
+
+/// What it takes to read some bytes of many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// No more than a system call.
+    Near,
+    /// A request to a server.
+    Far,
+    /// All bytes before them: the last ones take as long as all.
+    InOrder,
 }
 
 impl ReadAt for OwnedFd {

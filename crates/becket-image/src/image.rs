@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::budget::{Budget, Held};
-use crate::bytes::ReadAt;
+use crate::bytes::{Reach, ReadAt};
 use crate::decoded::Decoded;
 use crate::encoded::{self, Block, Encoded};
 use crate::layer::{About, LayerError};
@@ -139,14 +139,14 @@ impl Image {
         self.stored.as_deref()
     }
 
-    /// Whether its last bytes come after all others, because they are decoded in their order.
-    pub(crate) fn ends_late(&self) -> bool {
+    /// What it takes to read its last bytes.
+    pub(crate) fn reach(&self) -> Reach {
         match self.map().extents().last().map(|last| last.place) {
             Some(Place::Data { source, .. }) => {
                 let reader = usize::try_from(source).ok().and_then(|source| self.sources.readers.get(source));
-                reader.is_some_and(|reader| reader.comes_in_order())
+                reader.map_or(Reach::Near, |reader| reader.reach())
             }
-            _ => false,
+            _ => Reach::Near,
         }
     }
 

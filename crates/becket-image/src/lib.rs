@@ -34,7 +34,7 @@ mod through;
 mod varint;
 
 pub use budget::Budget;
-pub use bytes::ReadAt;
+pub use bytes::{Reach, ReadAt};
 pub use cow::Overlay;
 pub use disk::unpack_disk;
 pub use disk::vmdk::is_descriptor as is_vmdk_descriptor;

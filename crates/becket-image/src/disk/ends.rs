@@ -3,7 +3,7 @@
 //! Of a stream that is being decoded the last bytes are not looked at: that would take as long as all of it.
 
 use crate::budget::Spent;
-use crate::bytes::{ReadAt, field, u8_at};
+use crate::bytes::{Reach, ReadAt, field, u8_at};
 use crate::image::Image;
 use crate::layer::LayerError;
 
@@ -22,7 +22,7 @@ impl Ends {
     /// # Errors
     /// The image's budget is spent.
     pub(crate) fn of(image: &Image) -> Result<Option<Ends>, LayerError> {
-        match Ends::read_at(image, image.len(), image.ends_late()) {
+        match Ends::read_at(image, image.len(), image.reach() == Reach::InOrder) {
             Ok(ends) => Ok(ends),
             Err(error) if Spent::of(&error).is_some() => Err(error.into()),
             Err(_) => Ok(None),

@@ -6,12 +6,21 @@ use crate::{args, failure::Failure, ui::Ui, units::format_size};
 use becket_image::{End, Error, Format, Inspected, LayerError};
 use std::collections::BTreeMap;
 
+/// What is said of a file that can only be decoded from its start.
+const IN_ONE_PIECE: &str = "compressed as one piece: attach, ls, cat and others decode it into the store";
+
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
     let (path, asked) = (&args.look.path, &args.look.options);
     let local = fetched::as_it_is(path, &asked.store, "inspect")?;
+    let mut stream = false;
     let walk = match common::look_at(&local, asked, asked.format) {
         // What becket does not read is named all the same, and the command that converts it.
-        Err(Error::Layer { source: LayerError::Foreign { .. } | LayerError::Sequential { .. }, .. }) => {
+        Err(Error::Layer { source: LayerError::Foreign { format, .. }, .. }) => {
+            stream = becket_fetch::decodes(format.name);
+            common::look_at(&local, asked, Format::Raw)
+        }
+        Err(Error::Layer { source: LayerError::Sequential { packer, .. }, .. }) => {
+            stream = becket_fetch::decodes(packer);
             common::look_at(&local, asked, Format::Raw)
         }
         walk => walk,
@@ -24,7 +33,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
         return Err(common::image_failure("inspect", &args.look.path, error)
             .hint("see what is in it: becket ls PATH"));
     }
-    let reported = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
+    let mut reported = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
+    if stream && index == 0 {
+        reported.problems.clear();
+        reported.about.notes.push(IN_ONE_PIECE.to_owned());
+    }
     if ui.json {
         ui.document(&BTreeMap::from([("image", reported)]))?;
         return Ok(0);

@@ -8,7 +8,7 @@
 //! Followed: RFC 8878, and contrib/seekable_format/zstd_seekable_compression_format.md of zstd 1.5.7.
 
 use super::pieces::Pieces;
-use crate::bytes::{field, part, u8_at, u16_at, u32_at, u64_at};
+use crate::bytes::{Reach, field, part, u8_at, u16_at, u32_at, u64_at};
 use crate::image::{Image, PIECES_MAX};
 use crate::layer::{LayerError, corrupt, unsupported};
 
@@ -20,6 +20,8 @@ pub(super) const SKIPPABLE_LAST: u32 = SKIPPABLE + 15;
 const SEEK_TABLE: u32 = SKIPPABLE + 14;
 const SEEKABLE: u32 = 0x8f92_eab1;
 const SEEK_FOOTER: u64 = 9;
+/// The most blocks that are passed over where one of them is too long. They have at most 128 KiB each.
+const BLOCKS_MAX: u32 = 1 << 16;
 /// Longest header of a frame.
 const HEADER_MAX: usize = 18;
 
@@ -80,8 +82,13 @@ fn by_headers(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
             MAGIC => {
                 let (header, yields) = frame_header(&head, pieces)?;
                 // Before its blocks are looked for: there may be very many.
-                pieces.fits(yields)?;
-                let len = header + frame_blocks(&mut window, at + header)?;
+                let fits = pieces.fits(yields);
+                if fits.is_err() && image.reach() != Reach::Near {
+                    return fits;
+                }
+                let blocks = frame_blocks(&mut window, at + header, fits.is_err());
+                // Whether frames follow is a detail where it can only be read from its start.
+                let len = header + blocks.or_else(|error| fits.and(Err(error)))?;
                 let sum = if u8_at(&head, 4) & 4 == 0 { 0 } else { 4 };
                 pieces.push(at, len + sum, yields)?;
                 len + sum
@@ -117,10 +124,15 @@ fn frame_header(head: &[u8; HEADER_MAX], pieces: &Pieces) -> Result<(u64, u64), 
     Ok((at as u64 + len, yields))
 }
 
-/// The length of a frame's blocks, the first of which is at `start`.
-fn frame_blocks(window: &mut Window<'_>, start: u64) -> Result<u64, LayerError> {
-    let mut at = start;
+/// The length of a frame's blocks, the first of which is at `start`. Where only few are to be looked at, it is
+/// an error if they are many.
+fn frame_blocks(window: &mut Window<'_>, start: u64, few: bool) -> Result<u64, LayerError> {
+    let (mut at, mut count) = (start, 0);
     loop {
+        count += 1;
+        if few && count > BLOCKS_MAX {
+            return Err(LayerError::Limit("a frame of very many blocks".to_owned()));
+        }
         if at >= window.image.len() {
             return corrupt("its last frame is cut short");
         }

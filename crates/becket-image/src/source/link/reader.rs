@@ -13,7 +13,7 @@ use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
 use super::tls::Trust;
 use super::uri::Endpoint;
-use crate::ReadAt;
+use crate::{Reach, ReadAt};
 
 /// How long a server may take for an answer, and for a negotiation.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -128,6 +128,10 @@ impl LinkReader {
 }
 
 impl ReadAt for LinkReader {
+    fn reach(&self) -> Reach {
+        Reach::Far
+    }
+
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let len = buf.len() as u64;
         let end = offset.checked_add(len).filter(|end| *end <= self.agreed.size);

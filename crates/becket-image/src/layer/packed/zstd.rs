@@ -124,8 +124,8 @@ fn frame_header(head: &[u8; HEADER_MAX], pieces: &Pieces) -> Result<(u64, u64), 
     Ok((at as u64 + len, yields))
 }
 
-/// The length of a frame's blocks, the first of which is at `start`. Where only few are to be looked at, it is
-/// an error if they are many.
+/// The length of a frame's blocks, the first of which is at `start`. Where only few are to be looked at, it
+/// is an error if they are many.
 fn frame_blocks(window: &mut Window<'_>, start: u64, few: bool) -> Result<u64, LayerError> {
     let (mut at, mut count) = (start, 0);
     loop {

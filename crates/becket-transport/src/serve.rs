@@ -208,15 +208,14 @@ impl Served {
         self.each(queues, |queue| threads.leave(queue))
     }
 
-    /// Has the reads fail that wait for the server of a source now: nobody wants their bytes any more. One
-    /// that begins while a queue after another hears of it waits.
+    /// Has the reads fail that began before a moment and wait for the server of a source: nobody wants their
+    /// bytes any more.
     ///
     /// # Errors
     /// An I/O thread has ended.
-    pub fn give_up_reads(&self, threads: &IoThreads) -> Result<(), ServeError> {
+    pub fn give_up_reads(&self, threads: &IoThreads, before: Instant) -> Result<(), ServeError> {
         let queues = self.live().queues.clone();
-        let now = Instant::now();
-        self.each(queues, |queue| threads.give_up_reads(queue, now))
+        self.each(queues, |queue| threads.give_up_reads(queue, before))
     }
 
     fn each(

@@ -57,8 +57,9 @@ pub(crate) enum Order {
     Leave { id: DeviceId },
     /// Serve a client of an export, whose socket is the descriptor. The client's end is reported by `Visits`.
     Connect { id: DeviceId, visitor: Visitor },
-    /// Have the reads of a device fail that wait for its server: nobody wants their bytes any more.
-    GiveUpReads { id: DeviceId },
+    /// Have the reads of a device fail that began before a moment (`moment`) and wait for its server: nobody
+    /// wants their bytes any more.
+    GiveUpReads { id: DeviceId, before: u64 },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: DeviceId },
 }

@@ -17,6 +17,7 @@ use super::workers::Worker;
 use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error};
 use crate::record::judge::disk_of;
 use crate::record::register::forget;
+use crate::system::moment;
 use crate::system::sync::lock;
 use crate::system::users;
 
@@ -30,12 +31,13 @@ const LONGEST_PAUSE: u32 = 16;
 /// their bytes. The kernel keeps a disk locked until they end, and with it each program that opens the disk,
 /// lists all loop devices or syncs all file systems. What waits to be written goes on waiting.
 fn give_up_dead_reads(info: &DeviceInfo, worker: &dyn Worker) {
-    let disk = disk_of(info);
+    let (disk, before) = (disk_of(info), moment::now());
     if sysfs::in_flight(&disk).is_some_and(|(reads, others)| reads > 0 && others == 0)
         && !users::any_alive(&disk)
     {
         warn!(event = "reads_given_up", device = info.name, "nobody is left who waits for what it reads");
-        worker.give_up_reads(DeviceId::of(info));
+        // A program that has opened it since then is not among those that were looked at.
+        worker.give_up_reads(DeviceId::of(info), before);
     }
 }
 

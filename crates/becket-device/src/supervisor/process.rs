@@ -346,9 +346,9 @@ impl Worker for WorkerProcess {
         self.tell(&Order::Leave { id }, &[])
     }
 
-    fn give_up_reads(&self, id: DeviceId) {
+    fn give_up_reads(&self, id: DeviceId, before: u64) {
         // One that cannot be asked has none.
-        let _ = self.tell(&Order::GiveUpReads { id }, &[]);
+        let _ = self.tell(&Order::GiveUpReads { id, before }, &[]);
     }
 
     fn connect(&self, id: DeviceId, visitor: &Visitor, socket: BorrowedFd<'_>) -> Result<(), Error> {

@@ -41,7 +41,7 @@ pub(crate) trait Worker: Send + Sync {
     /// before that.
     fn leave(&self, id: DeviceId) -> Result<(), Error>;
     /// Makes the reads of a device fail that wait for its server; returns before that.
-    fn give_up_reads(&self, _id: DeviceId) {}
+    fn give_up_reads(&self, _id: DeviceId, _before: u64) {}
     /// Gives it a client of an export; returns before it is served.
     fn connect(&self, id: DeviceId, _visitor: &Visitor, _socket: BorrowedFd<'_>) -> Result<(), Error> {
         Err(Error::Worker { what: format!("takes no clients of {id}") })

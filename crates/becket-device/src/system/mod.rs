@@ -13,6 +13,7 @@ mod journal;
 pub(crate) mod kernel;
 pub(crate) mod log;
 pub(crate) mod many;
+pub(crate) mod moment;
 pub(crate) mod origin;
 pub(crate) mod process;
 pub(crate) mod role;

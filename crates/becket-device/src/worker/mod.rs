@@ -30,7 +30,7 @@ use crate::contract::versions::Speech;
 use crate::contract::{DeviceId, Error, spec, table, wrong};
 use crate::system::role::{self, Begun, Role};
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
-use crate::system::{confine, harden};
+use crate::system::{confine, harden, moment};
 use exports::Count;
 
 /// Orders that are carried out beside others at the same time.
@@ -160,7 +160,7 @@ impl Worker {
                         aside(scope, &errands, move || self.change_and_tell(&change, fds));
                     }
                     Ok(Some((Order::Leave { id }, _))) => self.leave(id),
-                    Ok(Some((Order::GiveUpReads { id }, _))) => self.give_up_reads(id),
+                    Ok(Some((Order::GiveUpReads { id, before }, _))) => self.give_up_reads(id, before),
                     Ok(Some((Order::Stat { id }, _))) => {
                         let stats = self.served(id).map(|served| Box::new(served.stats()));
                         self.report(&Report::Counted { id, stats });
@@ -305,8 +305,9 @@ impl Worker {
         }
     }
 
-    fn give_up_reads(&self, id: DeviceId) {
-        if let Some(Err(error)) = self.served(id).map(|served| served.give_up_reads(&self.threads)) {
+    fn give_up_reads(&self, id: DeviceId, before: u64) {
+        let before = moment::instant(before);
+        if let Some(Err(error)) = self.served(id).map(|served| served.give_up_reads(&self.threads, before)) {
             warn!("reads of {id} wait on: {error}");
         }
     }

@@ -37,6 +37,8 @@ struct Orders {
     asking: Option<(u32, u16)>,
     /// After how many breaks all that may be lost was reported, where the connector is still to hear of it.
     reported: Option<u32>,
+    /// The same of what the connector could not hear: it is said again at the next look.
+    unheard: Option<u32>,
     stop: Option<Arc<OwnedFd>>,
     /// Every queue that has asked, for a flush and for looks.
     known: Vec<Waiter>,
@@ -130,6 +132,12 @@ impl Drop for Dialer {
 }
 
 impl Orders {
+    /// Is called now and then, when there is nothing else to do.
+    fn look(&mut self) {
+        self.reported = self.unheard.take();
+        self.leave_all(|| Note::Look);
+    }
+
     fn leave_all(&self, note: impl Fn() -> Note) {
         self.known.iter().for_each(|waiter| waiter.mailbox.leave(waiter.whom, note(), None));
     }
@@ -152,12 +160,13 @@ impl Shared {
             // Before the next request: it is not about what that one will find. Of a later break the
             // connector hears by a request of this thread alone.
             if orders.reported.take() == Some(self.group.breaks()) {
-                // One that does not hear it takes something for lost.
-                let _ = report(self.source.asks());
+                if report(self.source.asks()).is_err() {
+                    orders.unheard = Some(self.group.breaks());
+                }
                 continue;
             }
             let Some((waiter, first)) = orders.line.pop_front() else {
-                orders.leave_all(|| Note::Look);
+                orders.look();
                 continue;
             };
             let stop = eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
@@ -181,5 +190,21 @@ impl Shared {
             drop(orders);
             waiter.mailbox.leave(waiter.whom, Note::Linked(given), None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_connector_could_not_hear_is_said_again() {
+        let mut orders = Orders { unheard: Some(7), ..Orders::default() };
+        assert_eq!(orders.reported, None, "not at once: nothing has changed");
+        orders.look();
+        assert_eq!((orders.reported, orders.unheard), (Some(7), None));
+        orders.reported = None;
+        orders.look();
+        assert_eq!(orders.reported, None, "once");
     }
 }

@@ -105,7 +105,10 @@ pub fn decoded(
         _ => store.unpacked(&url, &version, &name, &mut |writing| decode(&stream, writing))?,
     };
     shrink(&store, options)?;
-    Ok(Some(Decoded { path: in_it(&held.path), fillers: Fillers::default(), _held: Some(Arc::new(held)) }))
+    let file = held.data.metadata().map_err(Error::store(&held.path, "its status cannot be read"))?;
+    let mut fillers = Fillers::default();
+    fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
+    Ok(Some(Decoded { path: in_it(&held.path), fillers, _held: Some(Arc::new(held)) }))
 }
 
 /// Whether files that becket-image calls so are decoded from their start.

@@ -63,6 +63,16 @@ pub enum Error {
         /// How many are free.
         free: u64,
     },
+    /// A path leads into a store, to a file that is not complete.
+    #[error("{path}: it is a file of becket's store, in which not all of {of} is there")]
+    Incomplete {
+        /// The path.
+        path: String,
+        /// What it is a part of, safe to show.
+        of: String,
+        /// What the user can do.
+        fix: String,
+    },
     /// The store on this host fails.
     #[error("{path}: {what}: {source}")]
     Store {
@@ -84,7 +94,7 @@ impl Error {
             Error::Changed { .. } => "source_changed",
             Error::Away { .. } => "origin_away",
             Error::Stream { .. } | Error::NoRoom { .. } => "stream",
-            Error::Store { .. } => "store",
+            Error::Store { .. } | Error::Incomplete { .. } => "store",
         }
     }
 
@@ -93,6 +103,7 @@ impl Error {
         match self {
             Error::Refused { fix, .. } => *fix,
             Error::Stream { fix, .. } => fix.as_deref(),
+            Error::Incomplete { fix, .. } => Some(fix),
             Error::NoRoom { .. } => Some("name a directory on a larger file system by --store DIR"),
             Error::Changed { .. } => Some("run the command again to use the new version"),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),

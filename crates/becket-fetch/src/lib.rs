@@ -73,5 +73,5 @@ pub use fetcher::fetch;
 pub use origin::{is_remote, named};
 pub use place::Place;
 pub use remote::{Options, Remote, open};
-pub use store::{Dropped, Entry, Store, Verified};
+pub use store::{Dropped, Entry, Store, Verified, complete};
 pub use version::Version;

@@ -48,17 +48,14 @@ impl Steps {
         Steps { stream, next: Mutex::default() }
     }
 
-    /// Decodes the next chunk, the first one behind the last, and has it taken by `take` with its number.
+    /// Decodes the next chunk, the first one after the last, and has it taken by `take` with its number.
     /// One that could not be taken comes again.
     pub(crate) fn step(&self, room: &Room<'_>, take: &mut Take<'_>) -> Result<(), Error> {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((why, fix)) = &next.damaged {
             return Err(self.stream.failed(why.clone(), fix.clone()));
         }
-        if next.start >= room.size {
-            *next = Next::default();
-        }
-        let len = room.chunk.min(room.size - next.start);
+        let len = room.chunk.min(room.size.saturating_sub(next.start));
         if let Err(error) = self.fill(&mut next, usize::try_from(len).unwrap_or(usize::MAX), room.size) {
             // The decoder knows no way back.
             *next = Next::default();
@@ -76,6 +73,10 @@ impl Steps {
         take(next.start / room.chunk, bytes)?;
         let stored = if is_zero(bytes) { 0 } else { len };
         (next.start, next.filled, next.stored) = (end, 0, next.stored + stored);
+        if end == room.size {
+            // Decoders take much memory.
+            *next = Next::default();
+        }
         Ok(())
     }
 

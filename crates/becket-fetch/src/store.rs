@@ -421,6 +421,34 @@ impl Store {
     }
 }
 
+/// That a path of this host names no file of a store of which a part is missing: that would be zeroes.
+///
+/// # Errors
+/// It does.
+pub fn complete(path: &Path) -> Result<(), Error> {
+    if !path.iter().any(|name| name == "data") {
+        return Ok(());
+    }
+    let host = becket_image::split(path).host;
+    let Some(data) = host.parent().filter(|dir| dir.file_name() == Some("data".as_ref())) else {
+        return Ok(());
+    };
+    let dir = data.parent().unwrap_or(Path::new("/"));
+    let Some(meta) =
+        read_meta(dir).ok().flatten().filter(|meta| host.file_name() == Some(meta.name.as_ref()))
+    else {
+        return Ok(());
+    };
+    let table = File::open(dir.join("table")).and_then(Table::new);
+    if table.is_ok_and(|table| (0..meta.chunks()).all(|chunk| table.get(chunk).is_some())) {
+        return Ok(());
+    }
+    let of = shown(&meta.url);
+    let of = of.strip_prefix("file:").unwrap_or(&of).to_owned();
+    let fix = format!("name {of} instead, which brings what is missing");
+    Err(Error::Incomplete { path: host.display().to_string(), of, fix })
+}
+
 impl Held {
     /// First byte and length of a chunk.
     pub(crate) fn part(&self, chunk: u64) -> (u64, u64) {

@@ -378,7 +378,9 @@ fn open_inside(
         let (offset, len) = geometry::window(&path, image.len(), &wanted)?;
         let part =
             (wanted.offset != 0 || wanted.size_limit.is_some()).then_some((wanted.offset, wanted.size_limit));
-        let plain = (whole && walked.levels.len() == 1)
+        // Bytes of a store file may be missing, which no other program sees.
+        let stored = links.iter().any(|link| fillers.has(link.identity()));
+        let plain = (whole && walked.levels.len() == 1 && !stored)
             .then(|| image.stored().map_or("raw", |about| disk::name_to_qemu(about.format)));
         let image_part = part_of(&image, offset, len)?;
         let base = Base { image: image_part, links, remote: None, inside: inside.to_vec(), part, plain };

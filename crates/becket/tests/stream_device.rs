@@ -268,3 +268,53 @@ fn fuse_a_store_that_is_too_small_for_what_a_stream_yields_is_waited_for_or_an_e
     drop(disk);
     ok(&place, &["detach", "--all"]);
 }
+
+/// Where bytes of a store file are missing, no program takes it for the image: neither by its path, nor below
+/// an overlay.
+#[test]
+fn fuse_a_file_of_the_store_that_is_not_complete_is_never_taken_for_the_image() {
+    let name = "stream_device::fuse_a_file_of_the_store_that_is_not_complete_is_never_taken_for_the_image";
+    if !ready(name) || !require_plain_machine(name, &["qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 48 << 20);
+    let stream = zstd(&place, &bytes);
+    let (raw, packed) = (Origin::start(bytes.clone()), Origin::start(stream));
+    for url in [raw.url("/d.img"), packed.url("/d.img.zst")] {
+        packed.trick(|request, reply| match request.range() {
+            Some((start, _)) if (16 << 20..44 << 20).contains(&start) => Reply::status(503),
+            _ => reply,
+        });
+        let path = attach(&place, &["--cow", "o.qcow2", &url]);
+        let disk = fs::File::options().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&disk, &[7; BLOCK], 0).unwrap();
+        disk.sync_all().unwrap();
+        drop(disk);
+        let file = PathBuf::from(only(&place)["image"].as_str().unwrap());
+        assert!(file.starts_with(place.path("store")), "{}", file.display());
+        ok(&place, &["detach", "--all"]);
+        for words in [&["attach", "--via", "fuse", "-r"][..], &["cat"], &["copy"]] {
+            let target = if words[0] == "copy" { &["copied"][..] } else { &[] };
+            let ran = run(&place, &[words, &[file.to_str().unwrap()], target].concat());
+            assert!(ran.code == 1 && ran.err.contains(&format!("name {url} instead")), "{words:?}: {ran:?}");
+        }
+        // The store lies below the overlay's directory, so that only its name keeps others from it.
+        let ran = run(&place, &["attach", "--via", "fuse", "o.qcow2"]);
+        assert!(ran.code == 1 && ran.err.contains("--cow"), "{ran:?}");
+        let mut qemu = Command::new("qemu-img");
+        place.prepare(&mut qemu);
+        let ran = place.finish(qemu.args(["convert", "-O", "raw", "o.qcow2", "converted"]));
+        assert_eq!(ran.code, 1, "{ran:?}");
+        packed.honest();
+        // Once all is there it has the same name still.
+        for round in 0..3 {
+            let path = attach(&place, &["--cow", "o.qcow2", &url]);
+            let found = fs::read(&path).unwrap();
+            assert!(found[..BLOCK] == [7; BLOCK] && found[BLOCK..] == bytes[BLOCK..], "round {round}");
+            ok(&place, &["detach", "--all"]);
+        }
+        ok(&place, &["cat", file.to_str().unwrap()]);
+        fs::remove_file(place.path("o.qcow2")).unwrap();
+    }
+}

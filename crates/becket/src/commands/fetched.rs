@@ -88,6 +88,7 @@ fn of_ceph(path: &Path, asked: &OriginOptions) -> PathBuf {
 
 fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, Option<Remote>), Failure> {
     if !becket_fetch::is_remote(path.as_os_str()) {
+        becket_fetch::complete(path).map_err(|error| failure(verb, path, &error))?;
         return Ok((Local::new(path), None));
     }
     let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, how));

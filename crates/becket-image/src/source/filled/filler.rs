@@ -83,19 +83,29 @@ pub trait Filler: ReadAt + Debug {
     fn lend(&self) -> io::Result<Lent>;
 }
 
-/// The files that are filled while they are read, and what fills each.
+/// The files of a store, and what fills each while it is read.
 #[derive(Debug, Clone, Default)]
-pub struct Fillers(Vec<(Identity, Arc<dyn Filler>)>);
+pub struct Fillers(Vec<(Identity, Option<Arc<dyn Filler>>)>);
 
 impl Fillers {
     /// One more file.
     pub fn add(&mut self, file: Identity, filler: Arc<dyn Filler>) {
-        self.0.push((file, filler));
+        self.0.push((file, Some(filler)));
+    }
+
+    /// One more file whose bytes are all there.
+    pub fn add_complete(&mut self, file: Identity) {
+        self.0.push((file, None));
     }
 
     /// What fills a file; `None` where all its bytes are there.
     pub fn of(&self, file: Identity) -> Option<Arc<dyn Filler>> {
-        self.0.iter().find(|(known, _)| *known == file).map(|(_, filler)| Arc::clone(filler))
+        self.0.iter().find(|(known, _)| *known == file).and_then(|(_, filler)| filler.clone())
+    }
+
+    /// Whether a file is one of a store: it can be incomplete, and go.
+    pub fn has(&self, file: Identity) -> bool {
+        self.0.iter().any(|(known, _)| *known == file)
     }
 }
 

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use becket_image::{Fillers, Identity};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -421,27 +422,31 @@ impl Store {
     }
 }
 
-/// That a path of this host names no file of a store of which a part is missing: that would be zeroes.
+/// The file of a store that a path of this host names, if it is one.
 ///
 /// # Errors
-/// It does.
-pub fn complete(path: &Path) -> Result<(), Error> {
+/// A part of it is missing: that would be zeroes.
+pub fn complete(path: &Path) -> Result<Fillers, Error> {
+    let mut fillers = Fillers::default();
     if !path.iter().any(|name| name == "data") {
-        return Ok(());
+        return Ok(fillers);
     }
     let host = becket_image::split(path).host;
     let Some(data) = host.parent().filter(|dir| dir.file_name() == Some("data".as_ref())) else {
-        return Ok(());
+        return Ok(fillers);
     };
     let dir = data.parent().unwrap_or(Path::new("/"));
     let Some(meta) =
         read_meta(dir).ok().flatten().filter(|meta| host.file_name() == Some(meta.name.as_ref()))
     else {
-        return Ok(());
+        return Ok(fillers);
     };
     let table = File::open(dir.join("table")).and_then(Table::new);
     if table.is_ok_and(|table| (0..meta.chunks()).all(|chunk| table.get(chunk).is_some())) {
-        return Ok(());
+        if let Ok(file) = fs::metadata(&host) {
+            fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
+        }
+        return Ok(fillers);
     }
     let of = shown(&meta.url);
     let of = of.strip_prefix("file:").unwrap_or(&of).to_owned();

@@ -314,7 +314,13 @@ fn fuse_a_file_of_the_store_that_is_not_complete_is_never_taken_for_the_image() 
             assert!(found[..BLOCK] == [7; BLOCK] && found[BLOCK..] == bytes[BLOCK..], "round {round}");
             ok(&place, &["detach", "--all"]);
         }
-        ok(&place, &["cat", file.to_str().unwrap()]);
+        // By its path, too.
+        let path = attach(&place, &["--cow", "o.qcow2", file.to_str().unwrap()]);
+        assert!(fs::read(&path).unwrap()[BLOCK..] == bytes[BLOCK..]);
+        ok(&place, &["detach", "--all"]);
+        attach(&place, &[file.to_str().unwrap()]);
+        assert_eq!(only(&place)["read_only"], true, "the store is never written to");
+        ok(&place, &["detach", "--all"]);
         fs::remove_file(place.path("o.qcow2")).unwrap();
     }
 }

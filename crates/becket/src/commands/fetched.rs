@@ -88,8 +88,8 @@ fn of_ceph(path: &Path, asked: &OriginOptions) -> PathBuf {
 
 fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, Option<Remote>), Failure> {
     if !becket_fetch::is_remote(path.as_os_str()) {
-        becket_fetch::complete(path).map_err(|error| failure(verb, path, &error))?;
-        return Ok((Local::new(path), None));
+        let fillers = becket_fetch::complete(path).map_err(|error| failure(verb, path, &error))?;
+        return Ok((Local { fillers, ..Local::new(path) }, None));
     }
     let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, how));
     let remote = remote.map_err(|error| failure(verb, path, &error))?;
@@ -112,9 +112,10 @@ pub(super) fn for_device<'a>(
     how.whole = !becket_device::may_be_served(options);
     let local = opened(path, options.open.format, asked, &how, "attach")?;
     let mut options = options.clone();
+    options.open.fillers = local.fillers;
+    // The store is never written to.
+    options.open.read_only |= !options.open.fillers.is_empty() && options.open.cow.is_none();
     if matches!(local.path, Cow::Owned(_)) && !rbd::is_name(path) {
-        options.open.read_only |= options.open.cow.is_none();
-        options.open.fillers = local.fillers;
         options.spec.url = Some(match becket_fetch::is_remote(path.as_os_str()) {
             true => becket_fetch::named(path.as_os_str()),
             false => std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string(),

@@ -103,6 +103,11 @@ impl Fillers {
         self.0.iter().find(|(known, _)| *known == file).and_then(|(_, filler)| filler.clone())
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether a file is one of a store: it can be incomplete, and go.
     pub fn has(&self, file: Identity) -> bool {
         self.0.iter().any(|(known, _)| *known == file)

@@ -24,7 +24,7 @@ use crate::place::{plain_name, shown};
 use crate::remote::{Options, Remote};
 use crate::steps::Steps;
 use crate::store::{Held, Meta, Store};
-use crate::stream::{LONGEST, LOOK_EVERY, Packed, PackedFile, Stream, state_of};
+use crate::stream::{LONGEST, LOOK_EVERY, Packed, PackedFile, Stream, state_of, written};
 use crate::unpack::Packing;
 use crate::unpacked::Unpacked;
 use crate::version::{Known, Version};
@@ -66,12 +66,11 @@ pub fn decoded(
     let Some((packing, says)) = packing_of(&host, &inside, format, &fillers) else { return Ok(None) };
     let Some(file) = packed_file(&host, &fillers)? else { return Ok(None) };
     let meta = file.metadata().map_err(Error::store(&host, "its status cannot be read"))?;
-    let state = state_of(&meta);
     let (url, version, called) = match remote {
         Some(remote) => (remote.url().to_owned(), remote.version().line(), shown(remote.url())),
         None => {
             let path = fs::canonicalize(&host).map_err(Error::store(&host, "it cannot be looked up"))?;
-            (format!("file:{}", path.display()), state.clone(), host.display().to_string())
+            (format!("file:{}", path.display()), state_of(&meta), host.display().to_string())
         }
     };
     let version = Version::Unpacked(format!("{} {version}", packing.name()));
@@ -86,7 +85,7 @@ pub fn decoded(
     let packed: Arc<dyn Packed> = match remote {
         // Its client has been patient already.
         Some(remote) => Arc::new(InOrder::new(Arc::clone(remote.object()), Box::new(|heard| heard.is_ok()))),
-        None => Arc::new(PackedFile { file, state, called: called.clone() }),
+        None => Arc::new(PackedFile { file, state: written(&meta), called: called.clone() }),
     };
     let (len, limit, progress) = (meta.len(), options.limit, options.progress.clone());
     let stream = Stream { packing, called, len, packed, limit, progress };

@@ -35,7 +35,7 @@ pub(crate) trait Packed: Send + Sync {
 /// A file of this host that is complete.
 pub(crate) struct PackedFile {
     pub(crate) file: File,
-    /// [`state_of`] it when it was opened.
+    /// [`written`] when it was opened.
     pub(crate) state: String,
     /// What people know it by.
     pub(crate) called: String,
@@ -47,12 +47,16 @@ pub(crate) fn state_of(meta: &Metadata) -> String {
     format!("{}:{} {} {times:?}", meta.dev(), meta.ino(), meta.len())
 }
 
+/// The same of a file that is open: it may get another name or other rights.
+pub(crate) fn written(meta: &Metadata) -> String {
+    format!("{} {:?}", meta.len(), (meta.mtime(), meta.mtime_nsec()))
+}
+
 impl Packed for PackedFile {
     fn read(&self, buf: &mut [u8], at: u64) -> Result<usize, Error> {
         let read = self.file.read_at(buf, at).map_err(Error::store(&self.called, "it cannot be read"))?;
         let meta = self.file.metadata().map_err(Error::store(&self.called, "it cannot be looked up"))?;
-        // Its links may have changed, which is seen as a change, too.
-        if state_of(&meta) != self.state {
+        if written(&meta) != self.state {
             let why = "it was written to while it was decoded".to_owned();
             return Err(Error::Changed { url: self.called.clone(), why });
         }
@@ -194,11 +198,15 @@ mod tests {
         let temp = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(temp.path(), b"as it was").unwrap();
         let file = temp.reopen().unwrap();
-        let state = state_of(&file.metadata().unwrap());
+        let state = written(&file.metadata().unwrap());
         let packed = PackedFile { file, state, called: "x.gz".to_owned() };
         let mut bytes = [0; 20];
         assert_eq!(packed.read(&mut bytes, 3).unwrap(), 6);
         assert_eq!(packed.read(&mut bytes, 9).unwrap(), 0);
+        std::fs::set_permissions(temp.path(), std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+        std::fs::hard_link(temp.path(), temp.path().with_extension("moved")).unwrap();
+        std::fs::remove_file(temp.path().with_extension("moved")).unwrap();
+        assert_eq!(packed.read(&mut bytes, 3).unwrap(), 6, "it was not written to");
         // A clock tick later: times of files are no finer.
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(temp.path(), b"as it is!").unwrap();

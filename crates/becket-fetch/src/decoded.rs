@@ -23,8 +23,8 @@ use crate::object::{Object, Supply};
 use crate::place::{plain_name, shown};
 use crate::remote::{Options, Remote};
 use crate::steps::Steps;
-use crate::store::{Held, Meta, Store};
-use crate::stream::{LONGEST, LOOK_EVERY, Packed, PackedFile, Stream, state_of, written};
+use crate::store::{Held, Meta, SIZE_MAX, Store};
+use crate::stream::{LOOK_EVERY, Packed, PackedFile, Stream, state_of, written};
 use crate::unpack::Packing;
 use crate::unpacked::Unpacked;
 use crate::version::{Known, Version};
@@ -93,7 +93,8 @@ pub fn decoded(
     let found = store.find_unpacked(&url, &version)?;
     if matches!(found, Unpacked::Nothing | Unpacked::Part) && !options.whole {
         let size = if says.is_some() { says } else { length::of(&stream)? };
-        if let Some(size) = size.filter(|size| (LONG..=LONGEST).contains(size) && size.is_multiple_of(UNIT)) {
+        if let Some(size) = size.filter(|size| (LONG..=SIZE_MAX).contains(size) && size.is_multiple_of(UNIT))
+        {
             let (path, fillers) = while_read(&store, Meta::of(&url, &version, size, &name), stream)?;
             shrink(&store, options)?;
             return Ok(Some(Decoded { path: in_it(&path), fillers, _held: None }));
@@ -110,9 +111,19 @@ pub fn decoded(
     Ok(Some(Decoded { path: in_it(&held.path), fillers, _held: Some(Arc::new(held)) }))
 }
 
-/// Whether files that becket-image calls so are decoded from their start.
-pub fn decodes(packer: &str) -> bool {
-    Packing::of(packer).is_some()
+/// Whether a file that becket-image cannot read, for this reason, is decoded from its start.
+pub fn decodes(error: &ImageError) -> bool {
+    packing(error).is_some()
+}
+
+/// How such a file is packed, and how long it says that it becomes.
+fn packing(error: &ImageError) -> Option<(Packing, Option<u64>)> {
+    let ImageError::Layer { source, .. } = error else { return None };
+    match source {
+        LayerError::Sequential { packer, yields, .. } => Some((Packing::of(packer)?, *yields)),
+        LayerError::Foreign { format, .. } => Some((Packing::of(format.name)?, None)),
+        _ => None,
+    }
 }
 
 /// Makes room for an object that is held, so that it stays.
@@ -172,15 +183,8 @@ fn packing_of(
         return None;
     }
     // Whether it can be read from the middle is for its reader to say.
-    match becket_image::look_filled(host, format, &[], &Budget::default(), fillers) {
-        Err(ImageError::Layer { source: LayerError::Sequential { packer, yields, .. }, .. }) => {
-            Packing::of(packer).map(|packing| (packing, yields))
-        }
-        Err(ImageError::Layer { source: LayerError::Foreign { format, .. }, .. }) => {
-            Packing::of(format.name).map(|packing| (packing, None))
-        }
-        _ => None,
-    }
+    let looked = becket_image::look_filled(host, format, &[], &Budget::default(), fillers);
+    looked.err().as_ref().and_then(packing)
 }
 
 /// Decodes all of a stream.

@@ -28,13 +28,7 @@ fn of_gzip(stream: &Stream) -> Result<Option<u64>, Error> {
     let mut last = [0; 4];
     read(stream, &mut last, stream.len.saturating_sub(4))?;
     let mut head = vec![0; HEAD];
-    let (mut decoding, mut filled) = (stream.begin()?, 0);
-    while let Some(rest) = head.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match stream.read(&mut decoding, rest)? {
-            0 => break,
-            len => filled += len,
-        }
-    }
+    stream.fill(&mut stream.begin()?, &mut head)?;
     Ok(claimed(&head).and_then(|claimed| agreed(u32::from_le_bytes(last), claimed)))
 }
 

@@ -21,6 +21,7 @@
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `temporary` | a directory for one command |
 //! | `latest` | which version of a URL was used last |
+//! | `unpack` | what a compressed file yields, with bounded memory |
 //! | `writing` | a file of the store that is written in order |
 //! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
@@ -30,7 +31,6 @@
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
 //! | `origin` | kinds of origins: web servers, S3, registries |
 //! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
-//! | `unpack` | what a compressed file yields, with bounded memory |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
 #![forbid(unsafe_code)]

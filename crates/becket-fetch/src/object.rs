@@ -22,10 +22,12 @@ use crate::digest;
 use crate::error::is_full;
 use crate::memory::InMemory;
 use crate::place::shown;
-use crate::steps::{Room, Steps, is_zero};
+use crate::steps::{Room, Steps};
 use crate::store::{Held, checksum};
+use crate::stream::Stream;
 use crate::trace;
 use crate::version::Known;
+use crate::writing::is_zero;
 
 /// How many bytes one request asks for at most, where they are known to be needed. With 4 MiB, eight requests
 /// at a time spent most of their time on waiting for a server 20 ms away.
@@ -421,7 +423,7 @@ impl Object {
         let Some(steps) = self.steps() else { return Ok(()) };
         let (data, path) = (&self.held.data, self.held.path.as_path());
         let room = Room { data, path, size: self.held.meta.size, chunk: self.held.meta.chunk };
-        steps.step(&room, &mut |chunk, bytes| self.decoded(chunk, bytes))
+        steps.step(&room, &mut |chunk, bytes| self.decoded(&steps.stream, chunk, bytes))
     }
 
     /// Decodes until the chunks of a range are there, and then takes its progress off the screen.
@@ -444,7 +446,7 @@ impl Object {
     }
 
     /// Keeps a chunk that was decoded, unless it is there.
-    fn decoded(&self, chunk: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn decoded(&self, stream: &Stream, chunk: u64, bytes: &[u8]) -> Result<(), Error> {
         let mut chunks = lock(&self.chunks);
         match chunks.get_mut(index(chunk)) {
             // Another thread looks at it, and will ask again if it is damaged.
@@ -453,22 +455,19 @@ impl Object {
         }
         drop(chunks);
         let mut busy = Busy { object: self, run: chunk..chunk + 1 };
-        self.put(bytes, self.held.part(chunk).0)?;
+        self.put(stream, bytes, self.held.part(chunk).0)?;
         self.there(chunk, crc32fast::hash(bytes))?;
         busy.good(chunk + 1, Where::File);
         Ok(())
     }
 
     /// Writes what was decoded, or a hole.
-    fn put(&self, bytes: &[u8], at: u64) -> Result<(), Error> {
+    fn put(&self, stream: &Stream, bytes: &[u8], at: u64) -> Result<(), Error> {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if is_zero(bytes) && fallocate(&self.held.data, how, at, bytes.len() as u64).is_ok() {
             return Ok(());
         }
-        match (self.write(bytes, at)?, self.steps()) {
-            (false, Some(steps)) => Err(steps.stream.no_room(at, 0)),
-            _ => Ok(()),
-        }
+        if self.write(bytes, at)? { Ok(()) } else { Err(stream.no_room(at, 0)) }
     }
 
     fn fetch(&self, client: &Client, busy: &mut Busy<'_>, run: Range<u64>) -> Result<(), Error> {

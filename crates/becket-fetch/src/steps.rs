@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 use crate::stream::{Decoding, LOOK_EVERY, Stream};
+use crate::writing::is_zero;
 
 /// See the module.
 pub(crate) struct Steps {
@@ -20,9 +21,9 @@ struct Next {
     decoding: Option<Decoding>,
     /// Its first byte.
     start: u64,
-    /// What there is of it.
+    /// Its bytes, once it `is_there`.
     buffer: Vec<u8>,
-    filled: usize,
+    is_there: bool,
     /// Bytes before it that are no zeroes.
     stored: u64,
     /// When it was last looked whether there is room.
@@ -69,10 +70,9 @@ impl Steps {
             self.stream.check_room(room.data, room.path, end, next.stored)?;
             next.looked = end;
         }
-        let bytes = next.buffer.get(..next.filled).unwrap_or_default();
-        take(next.start / room.chunk, bytes)?;
-        let stored = if is_zero(bytes) { 0 } else { len };
-        (next.start, next.filled, next.stored) = (end, 0, next.stored + stored);
+        take(next.start / room.chunk, &next.buffer)?;
+        let stored = if is_zero(&next.buffer) { 0 } else { len };
+        (next.start, next.is_there, next.stored) = (end, false, next.stored + stored);
         if end == room.size {
             // Decoders take much memory.
             *next = Next::default();
@@ -80,10 +80,10 @@ impl Steps {
         Ok(())
     }
 
-    /// Decodes until so many bytes of the next chunk are there; of the last chunk, until the stream ends.
+    /// Decodes the next chunk, which has so many bytes, unless it is there; after the last one the stream ends.
     fn fill(&self, next: &mut Next, len: usize, size: u64) -> Result<(), Error> {
-        let Next { decoding, buffer, filled, start, .. } = next;
-        if *filled == len {
+        let Next { decoding, buffer, is_there, start, .. } = next;
+        if *is_there {
             return Ok(());
         }
         let decoding = match decoding {
@@ -91,26 +91,19 @@ impl Steps {
             none => none.insert(self.stream.begin()?),
         };
         buffer.resize(len, 0);
-        while let Some(rest) = buffer.get_mut(*filled..len).filter(|rest| !rest.is_empty()) {
-            let read = self.stream.read(decoding, rest)?;
-            if read == 0 {
-                let why = format!("it yields {} bytes, and says {size}", decoding.done);
-                return Err(self.stream.failed(why, Some(again())));
-            }
-            *filled += read;
+        if self.stream.fill(decoding, buffer)? < len {
+            let why = format!("it yields {} bytes, and says {size}", decoding.done);
+            return Err(self.stream.failed(why, Some(again())));
         }
         if *start + len as u64 == size && self.stream.read(decoding, &mut [0])? > 0 {
             let why = format!("it yields more than the {size} bytes that it says");
             return Err(self.stream.failed(why, Some(again())));
         }
+        *is_there = true;
         Ok(())
     }
 }
 
 fn again() -> String {
     "run the command again: it then decodes all of the file before it uses it".to_owned()
-}
-
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }

@@ -36,7 +36,7 @@ use crate::writing::{CHUNK, CHUNKS};
 /// The layout that this build reads and writes.
 const LAYOUT: &str = "v1";
 /// The longest object, in bytes.
-const SIZE_MAX: u64 = 16 << 40;
+pub(crate) const SIZE_MAX: u64 = 16 << 40;
 /// The largest description of an object that is read, in bytes.
 const META_MAX: u64 = 64 << 10;
 /// How often an object that others remove meanwhile is looked for.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Error;
 use crate::order::PackedAt;
+use crate::store::SIZE_MAX;
 use crate::unpack::Packing;
 
 /// How much of the file is read at once.
@@ -20,8 +21,6 @@ pub(crate) const LOOK_EVERY: u64 = 8 << 20;
 /// What is left free on the store's file system: this part of it, and no more than so many bytes.
 const FREE_PART: u64 = 32;
 const FREE_MOST: u64 = 1 << 30;
-/// The longest image that comes of a stream, in bytes.
-pub(crate) const LONGEST: u64 = 16 << 40;
 
 /// The bytes of a compressed file.
 pub(crate) trait Packed: Send + Sync {
@@ -150,6 +149,18 @@ impl Stream {
         }
     }
 
+    /// Fills `buf`; says how many bytes there are, which are fewer at the end only.
+    pub(crate) fn fill(&self, decoding: &mut Decoding, buf: &mut [u8]) -> Result<usize, Error> {
+        let mut filled = 0;
+        while let Some(rest) = buf.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.read(decoding, rest)? {
+                0 => break,
+                len => filled += len,
+            }
+        }
+        Ok(filled)
+    }
+
     fn broken(&self, done: u64, error: &io::Error) -> Error {
         let (name, called) = (self.packing.name(), &self.called);
         match error.kind() {
@@ -167,8 +178,8 @@ impl Stream {
     /// That what was decoded may go on, of which `stored` bytes are no zeroes: a few bytes can yield any
     /// number.
     pub(crate) fn check_room(&self, file: &File, path: &Path, done: u64, stored: u64) -> Result<(), Error> {
-        if done > LONGEST {
-            return Err(self.failed(format!("it yields more than {LONGEST} bytes"), None));
+        if done > SIZE_MAX {
+            return Err(self.failed(format!("it yields more than {SIZE_MAX} bytes"), None));
         }
         if let Some(limit) = self.limit.filter(|limit| stored > *limit) {
             let why = format!("it yields more than the {limit} bytes that the store may have");

@@ -6,6 +6,8 @@ use std::io::{self, BufRead, Read};
 use liblzma::stream::{CONCATENATED, Stream};
 use serde::{Deserialize, Serialize};
 
+use crate::writing::is_zero;
+
 /// What a decoder of .xz may need, in bytes. `xz -9` needs 65 MiB.
 const XZ_MEMORY: u64 = 256 << 20;
 /// The longest window of a .zst, as a power of two. `zstd --ultra -22` has 27, and `--long=31` more.
@@ -101,7 +103,7 @@ fn goes_on(input: &mut impl BufRead, first: u8) -> io::Result<bool> {
         match bytes.first() {
             None => return Ok(false),
             Some(byte) if *byte == first && !padding => return Ok(true),
-            Some(_) if bytes.iter().all(|byte| *byte == 0) => {
+            Some(_) if is_zero(bytes) => {
                 let len = bytes.len();
                 input.consume(len);
                 padding = true;

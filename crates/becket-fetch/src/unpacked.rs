@@ -34,14 +34,19 @@ impl Store {
     pub(crate) fn find_unpacked(&self, url: &str, version: &Version) -> Result<Unpacked, Error> {
         let id = id_of(url, version, 0);
         let dir = self.dir.join(&id);
-        let failed = |what| Error::store(&dir, what);
         self.sweep();
         // A process that decodes all of it is waited for.
-        let _lock =
-            self.lock_part(&id, FlockOperation::LockExclusive).map_err(failed("it cannot be locked"))?;
-        let found = read_meta(&dir).ok().flatten().filter(|meta| meta.url == url && meta.version == *version);
+        let lock = self.lock_part(&id, FlockOperation::LockExclusive);
+        let _lock = lock.map_err(Error::store(&dir, "it cannot be locked"))?;
+        self.look_unpacked(&dir, url, version)
+    }
+
+    /// The same under the lock.
+    fn look_unpacked(&self, dir: &Path, url: &str, version: &Version) -> Result<Unpacked, Error> {
+        let failed = |what| Error::store(dir, what);
+        let found = read_meta(dir).ok().flatten().filter(|meta| meta.url == url && meta.version == *version);
         let Some(meta) = found else { return Ok(Unpacked::Nothing) };
-        let held = match self.look(&dir, &meta) {
+        let held = match self.look(dir, &meta) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             held => held.map_err(failed("it cannot be opened"))?,
         };
@@ -71,16 +76,11 @@ impl Store {
         let failed = |what| Error::store(&dir, what);
         let _lock =
             self.lock_part(&id, FlockOperation::LockExclusive).map_err(failed("it cannot be locked"))?;
-        let found = read_meta(&dir).ok().flatten().filter(|meta| meta.url == url && meta.version == *version);
-        if let Some(meta) = found
-            && let Some(held) = self.look(&dir, &meta).map_err(failed("it cannot be opened"))?
-        {
-            if held.is_sound().map_err(failed("it cannot be read"))? {
-                return Ok(held);
-            }
-            self.set_aside(&dir)?;
-        } else if dir.exists() {
-            self.set_aside(&dir)?;
+        match self.look_unpacked(&dir, url, version)? {
+            // Another process has decoded it meanwhile.
+            Unpacked::Whole(held) => return Ok(*held),
+            _ if dir.exists() => self.set_aside(&dir)?,
+            _ => {}
         }
         let part = self.dir.join(format!("{PART}{id}"));
         let mut create = File::options();

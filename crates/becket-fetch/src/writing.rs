@@ -72,7 +72,7 @@ impl<'a> Writing<'a> {
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let len = bytes.len() as u64;
         // What is not written is zero.
-        if bytes.iter().any(|byte| *byte != 0) {
+        if !is_zero(bytes) {
             self.file
                 .write_all_at(bytes, self.at)
                 .map_err(Error::store(self.path, "the store file cannot be written"))?;
@@ -105,6 +105,10 @@ impl<'a> Writing<'a> {
         self.file.set_len(self.at).map_err(Error::store(self.path, "the store file cannot be written"))?;
         Ok((self.at, self.chunk, self.sums.into_iter().map(|(sum, _)| sum.finalize()).collect()))
     }
+}
+
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// One chunk of two.

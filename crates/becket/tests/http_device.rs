@@ -18,7 +18,7 @@ use becket_testkit::{
     origin::{Origin, Reply},
     require_fuse, require_root, require_tools, require_ublk, tool, wait_until,
 };
-use common::fetched::{BLOCK, attach, block_of, fetchers, open, random, read, read_and_kill};
+use common::fetched::{BLOCK, attach, block_of, fetchers, kills, open, random, read, read_and_kill};
 use common::one::{kill, only};
 use common::scratch;
 use common::web::{command, ext4, ok, run};
@@ -91,7 +91,7 @@ fn fuse_readers_see_no_error_when_processes_die() {
     let disk = open(&attach(&place, &[&origin.url("/d.img")]));
     // Another device of the same object: both share one fetcher, which either of them starts.
     let other = open(&attach(&place, &[&origin.url("/d.img"), "--name", "other"]));
-    let kills = std::env::var("BECKET_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);
+    let kills = kills();
     let done = read_and_kill(&place, &[&disk, &disk, &disk, &other], &bytes, kills);
     assert!(done > 500, "only {done} reads");
     assert!(wait_until(Duration::from_secs(20), || fetchers(&place).len() == 1));

@@ -17,7 +17,7 @@ use becket_testkit::{
     origin::{Origin, Reply},
     require_fuse, require_loop, require_plain_machine, require_root, tool, wait_until,
 };
-use common::fetched::{BLOCK, attach, block_of, fetchers, open, random, read, read_and_kill};
+use common::fetched::{BLOCK, attach, block_of, fetchers, kills, open, random, read, read_and_kill};
 use common::one::only;
 use common::scratch;
 use common::web::{ok, run};
@@ -44,6 +44,15 @@ fn zstd(place: &Scratch, bytes: &[u8]) -> Vec<u8> {
     packed(place, bytes, &["zstd", "-1", "-q", "-c"])
 }
 
+/// Some bytes, what zstd makes of them, a server that has that, and its URL there.
+fn on_a_server(place: &Scratch, len: u64) -> (Vec<u8>, Vec<u8>, Origin, String) {
+    let bytes = random(place, len);
+    let stream = zstd(place, &bytes);
+    let origin = Origin::start(stream.clone());
+    let url = origin.url("/d.img.zst");
+    (bytes, stream, origin, url)
+}
+
 /// How many bytes of the only device are there.
 fn there(place: &Scratch) -> u64 {
     let name = only(place)["name"].as_str().unwrap().to_owned();
@@ -65,16 +74,13 @@ fn fuse_what_is_decoded_is_read_while_the_rest_is_still_elsewhere() {
         return;
     }
     let place = scratch();
-    let bytes = random(&place, 64 << 20);
-    let stream = zstd(&place, &bytes);
-    let origin = Origin::start(stream.clone());
+    let (bytes, stream, origin, url) = on_a_server(&place, 64 << 20);
     // Only its first third can be had, and its end, by which becket knows what it is.
     let (from, to) = (20 << 20, 60 << 20);
     origin.trick(move |request, reply| match request.range() {
         Some((start, _)) if (from..to).contains(&start) => Reply::status(503),
         _ => reply,
     });
-    let url = origin.url("/d.img.zst");
     let path = attach(&place, &[&url]);
     let disk = open(&path);
     for block in [0, 1, 1000, 3000] {
@@ -113,16 +119,12 @@ fn fuse_readers_of_a_stream_see_no_error_when_processes_die() {
         return;
     }
     let place = scratch();
-    let bytes = random(&place, 64 << 20);
-    let stream = zstd(&place, &bytes);
-    let origin = Origin::start(stream.clone());
+    let (bytes, _, origin, url) = on_a_server(&place, 64 << 20);
     origin.latency(Duration::from_millis(200));
-    let url = origin.url("/d.img.zst");
     let disk = open(&attach(&place, &[&url]));
     // Another device of the same stream: both share one fetcher.
     let other = open(&attach(&place, &[&url, "--name", "other"]));
-    let kills = std::env::var("BECKET_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);
-    let done = read_and_kill(&place, &[&disk, &disk, &other], &bytes, kills);
+    let done = read_and_kill(&place, &[&disk, &disk, &other], &bytes, kills());
     assert!(done > 300, "only {done} reads");
     assert!(wait_until(Duration::from_secs(20), || fetchers(&place).len() == 1));
     drop((disk, other));
@@ -258,6 +260,11 @@ fn fuse_a_store_that_is_too_small_for_what_a_stream_yields_is_waited_for_or_an_e
     assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
     drop(disk);
     ok(&place, &["detach", "--all"]);
+    // A command without a device does not wait for room.
+    ok(&place, &["store", "drop", "--all", "--store", small.to_str().unwrap()]);
+    tool(Command::new("mount").args(["-o", "remount,size=40m"]).arg(&small));
+    let ran = run(&place, &["copy", "--store", small.to_str().unwrap(), file, "copied"]);
+    assert!(ran.code == 1 && ran.err.contains("the store has too little room for it"), "{ran:?}");
     becket_testkit::umount(&small);
 
     // The user's own limit is no matter of waiting.
@@ -278,10 +285,9 @@ fn fuse_a_file_of_the_store_that_is_not_complete_is_never_taken_for_the_image() 
         return;
     }
     let place = scratch();
-    let bytes = random(&place, 48 << 20);
-    let stream = zstd(&place, &bytes);
-    let (raw, packed) = (Origin::start(bytes.clone()), Origin::start(stream));
-    for url in [raw.url("/d.img"), packed.url("/d.img.zst")] {
+    let (bytes, _, packed, url) = on_a_server(&place, 48 << 20);
+    let raw = Origin::start(bytes.clone());
+    for url in [raw.url("/d.img"), url] {
         packed.trick(|request, reply| match request.range() {
             Some((start, _)) if (16 << 20..44 << 20).contains(&start) => Reply::status(503),
             _ => reply,

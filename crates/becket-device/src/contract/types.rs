@@ -256,7 +256,7 @@ pub struct DeviceInfo {
     /// How many clients an export has, as far as its server answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// What is there of an image that comes while it is read, as far as its server answers.
+    /// How much is in the store of an image that comes while it is read, as far as its server answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Part>,
     /// What keeps the server of its image from being reached, and since when, while it is away.

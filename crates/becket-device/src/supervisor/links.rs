@@ -134,9 +134,8 @@ impl Connector {
 
     /// How many bytes of an image are there, where it is fetched; requests have waited for it `waits` times.
     pub(super) fn fetched(&self, waits: u64) -> Option<Fetched> {
-        let Work::Fill(_, table) = &self.line.work else { return None };
-        let (all, memory) = table.there();
-        Some(Fetched { bytes: all.saturating_sub(memory), size: table.size(), memory, waits })
+        let (Part { bytes, size }, memory) = self.line.stored()?;
+        Some(Fetched { bytes, size, memory, waits })
     }
 
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
@@ -203,8 +202,7 @@ impl Fetchers {
         let lines: Vec<Arc<Line>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();
         let mut all = Vec::new();
         for line in lines {
-            let Work::Fill(_, table) = &line.work else { continue };
-            let part = Part { bytes: table.there().0, size: table.size() };
+            let Some((part, _)) = line.stored() else { continue };
             let of = |(_, (mark, _)): &(u64, Ours)| Stored { mark: mark.to_string(), part };
             all.extend(lock(&line.devices).all.iter().map(of));
         }
@@ -312,6 +310,13 @@ impl Line {
         }
         devices.all.push((number, ours));
         Some(Connector { line: Arc::clone(self), number, stays: false })
+    }
+
+    /// How much of an image is in the store, where it is filled, and how many bytes are in memory.
+    fn stored(&self) -> Option<(Part, u64)> {
+        let Work::Fill(_, table) = &self.work else { return None };
+        let (all, memory) = table.there();
+        Some((Part { bytes: all.saturating_sub(memory), size: table.size() }, memory))
     }
 
     fn ends(&self) -> bool {

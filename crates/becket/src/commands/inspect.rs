@@ -15,12 +15,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
     let mut stream = false;
     let walk = match common::look_at(&local, asked, asked.format) {
         // What becket does not read is named all the same, and the command that converts it.
-        Err(Error::Layer { source: LayerError::Foreign { format, .. }, .. }) => {
-            stream = becket_fetch::decodes(format.name);
-            common::look_at(&local, asked, Format::Raw)
-        }
-        Err(Error::Layer { source: LayerError::Sequential { packer, .. }, .. }) => {
-            stream = becket_fetch::decodes(packer);
+        Err(
+            error @ Error::Layer {
+                source: LayerError::Foreign { .. } | LayerError::Sequential { .. }, ..
+            },
+        ) => {
+            stream = becket_fetch::decodes(&error);
             common::look_at(&local, asked, Format::Raw)
         }
         walk => walk,

@@ -64,6 +64,11 @@ pub(crate) fn block_of(bytes: &[u8], block: usize) -> &[u8] {
     &bytes[block * BLOCK..(block + 1) * BLOCK]
 }
 
+/// How many processes are killed: `BECKET_TEST_KILLS`, for a campaign.
+pub(crate) fn kills() -> usize {
+    std::env::var("BECKET_TEST_KILLS").map_or(6, |kills| kills.parse().unwrap())
+}
+
 /// A reader for each of these files reads blocks at random, the first in order, while the device's processes
 /// are killed in turn. None sees an error or a wrong byte, and all go on after each kill; returns how much
 /// they have read.

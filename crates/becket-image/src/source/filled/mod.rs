@@ -71,7 +71,10 @@ impl FilledFacts {
         let file = file.join(fds)?;
         let presence = Presence::open(fds.next()?, file.facts.size, chunk).ok()?;
         let [table, order] = [fds.next()?, fds.next()?];
-        let packed = (0..packed.min(PACKED_MAX)).map(|_| fds.next()).collect::<Option<_>>()?;
+        if packed > PACKED_MAX {
+            return None;
+        }
+        let packed = (0..packed).map(|_| fds.next()).collect::<Option<_>>()?;
         let envelopes = Envelopes { table, order, packed };
         Some(FilledSource { file, presence: Arc::new(presence), envelopes })
     }

@@ -80,7 +80,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Decodes the next chunk, which has so many bytes, unless it is there; after the last one the stream ends.
+    /// Decodes the next chunk, which has so many bytes, unless it is there. The last one is there once the
+    /// stream has ended.
     fn fill(&self, next: &mut Next, len: usize, size: u64) -> Result<(), Error> {
         let Next { decoding, buffer, is_there, start, .. } = next;
         if *is_there {

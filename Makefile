@@ -22,7 +22,7 @@ BUILT = $(TARGET_DIR)/release/becket
 # command. A new file replaces the command: cargo's own copy below deps/ stays whole.
 build: cargo  ## target/release/becket, optimised, becket.debug, its debug information, and becket-rbd
 	$(CARGO) rustc --release --locked -p becket --bin becket $(STATIC)
-	$(CARGO) rustc --release --locked -p becket-rbd --bin becket-rbd -- -Cstrip=symbols
+	$(CARGO) rustc --release --locked -p becket-rbd --bin becket-rbd --features as-becket -- -Cstrip=symbols
 	@objcopy --only-keep-debug "$(BUILT)" "$(BUILT).debug"
 	@objcopy --strip-all --add-gnu-debuglink="$(BUILT).debug" "$(BUILT)" "$(BUILT).new"
 	@mv -f "$(BUILT).new" "$(BUILT)"

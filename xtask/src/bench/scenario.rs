@@ -187,7 +187,7 @@ temporary directory; in the guest by a clock that counts instructions.",
         about: "\
 Images of 1 MiB are attached by one command of becket, by losetup one after another, and by eight losetup
 processes at a time. On the host this uses the kernel's loop driver, with becket's records in memory (as
-`/run` is) and on the checkout's disk. In the guest it uses ublk, beside the guest's own losetup.
+`/run` is) and on a new ext4 of the checkout's disk. In the guest it uses ublk, beside the guest's own losetup.
 
 *one-attach* is one command for one device while the server runs. *contended* counts waits for kernel
 locks by the tracepoint `lock:contention_begin`; *futexes* counts all futex calls of becket. *guest-most*
@@ -195,7 +195,11 @@ is one run with a large number of devices: *wrong* is 0 if each device began wit
 and *copied* counts the devices for which the tables of the worker's rings had no room.",
         places: &[
             Place { ground: Ground::Host { memory: true }, ..MANY },
-            Place { name: "host-disk", ..MANY },
+            Place {
+                name: "host-disk",
+                variables: "ROUNDS=3 COUNTS=(1 69 500 1000) ONE=100 VIA=loop NODES= NEW=yes",
+                ..MANY
+            },
             Place {
                 name: "guest",
                 ground: Ground::Timed(2, 4096),

@@ -19,11 +19,10 @@
 //! # What lasts, and how long
 //!
 //! A record must outlive every process of becket, and no more: it describes a device of this boot, which ends
-//! with its kernel. After a restart it is set aside (it names its boot). The page cache outlives processes,
-//! so nothing would have to be synced to last. A device's record is synced all the same before it is
-//! announced or replaces the previous one: a full or broken disk shows now, and not when the record is
-//! needed. A claim is not synced, because it is worthless without its living claimant; nor is the directory:
-//! a name that a power cut removes would have meant nothing. Records are usually in memory: syncing is free.
+//! with its kernel. After a restart it is set aside (it names its boot, or is empty because the power went
+//! before it was written). The page cache outlives processes, so nothing is synced
+//! ([0182](../../../../docs/decisions/0182-records-are-not-synced.md)). A full disk shows as a device's record
+//! is made: its room is reserved then.
 
 mod order;
 mod reading;
@@ -227,8 +226,7 @@ impl Store {
         if len + text.len() as u64 > blocks * 512 {
             return Err(rustix::io::Errno::NOSPC.into());
         }
-        file.write_all_at(&text, len)?;
-        file.sync_data()
+        file.write_all_at(&text, len)
     }
 
     /// The same of a record that was just written and is most likely unchanged: the new one is appended.
@@ -244,9 +242,7 @@ impl Store {
             drop(locked);
             return self.update(old, new);
         }
-        let written = then.file.write_all_at(&text, then.len);
-        drop(locked);
-        written.and_then(|()| then.file.sync_data()).map_err(Error::io("write", &path))?;
+        then.file.write_all_at(&text, then.len).map_err(Error::io("write", &path))?;
         Ok(true)
     }
 
@@ -314,18 +310,18 @@ impl Store {
         Ok(reading::understand(&text, name, &self.boot_id))
     }
 
-    /// Writes a record beside its place, where it is not read. Under no lock: a device's record is synced.
+    /// Writes a record beside its place, where it is not read. Under no lock.
     fn prepare(&self, name: &str, entry: Entry) -> Result<Prepared, Error> {
-        let lasting = matches!(entry, Entry::Device(_));
-        let written = self.text_of(name, entry).and_then(|text| self.prepare_text(name, &text, lasting));
+        let of_device = matches!(entry, Entry::Device(_));
+        let written = self.text_of(name, entry).and_then(|text| self.prepare_text(name, &text, of_device));
         written.map_err(Error::io("write", &self.path(name)))
     }
 
-    fn prepare_text(&self, name: &str, text: &[u8], lasting: bool) -> io::Result<Prepared> {
+    fn prepare_text(&self, name: &str, text: &[u8], of_device: bool) -> io::Result<Prepared> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
-        Prepared::write(beside, &self.path(name), text, lasting)
+        Prepared::write(beside, &self.path(name), text, of_device)
     }
 
     /// A record as it stands in its file.
@@ -382,17 +378,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn write(path: PathBuf, place: &Path, text: &[u8], lasting: bool) -> io::Result<Prepared> {
+    fn write(path: PathBuf, place: &Path, text: &[u8], of_device: bool) -> io::Result<Prepared> {
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         let beside = Beside { path, there: true };
-        if lasting {
+        if of_device {
             reserve(&file, RESERVED)?;
         }
         file.write_all(text)?;
-        if lasting {
-            file.sync_data()?;
-        }
         Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
     }
 

@@ -244,7 +244,9 @@ fn nonsense_is_left_alone_by_readers_and_frees_the_name() {
     let text = fs::read_to_string(store.path("good")).unwrap();
     let cases = [
         ("torn", text[..text.len() / 2].to_owned()),
+        // What a power cut leaves of a record that was not written back.
         ("empty", String::new()),
+        ("zeroes", "\0".repeat(8192)),
         ("garbage", "\u{1}\u{2}".to_owned()),
         // A record under another name than its own must not make that name mean its device.
         ("other", text.clone()),
@@ -252,7 +254,10 @@ fn nonsense_is_left_alone_by_readers_and_frees_the_name() {
     let write = || cases.iter().for_each(|(name, content)| fs::write(store.path(name), content).unwrap());
     write();
     assert_eq!(store.entries().unwrap(), [("good".to_owned(), Entry::Device(Box::new(good)))]);
-    let aside = |name: &str| store.runtime.records().join(format!("{name}.json.corrupt"));
+    let aside = |name: &str| {
+        let why = if matches!(name, "empty" | "zeroes") { "foreign" } else { "corrupt" };
+        store.runtime.records().join(format!("{name}.json.{why}"))
+    };
     for (name, content) in &cases {
         assert_eq!(&fs::read_to_string(store.path(name)).unwrap(), content, "a look changes nothing");
         store.claim(name, Path::new(IMAGE), |_| true).unwrap();

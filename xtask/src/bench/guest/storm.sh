@@ -1,7 +1,18 @@
 # Many devices at once, and what they cost. Expects COUNTS, VIA, ONE (attaches of one device), NODES (empty if
-# the driver makes nodes as they are needed: then a round before makes them).
-LIST=$WORK/list DEVICES=$WORK/devices
-undo() { "$BECKET" detach --all; detach_ours; }
+# the driver makes nodes as they are needed: then a round before makes them). With NEW, becket's records are on a
+# new ext4 of this disk each time: there ext4 need not look at each inode that was deleted a moment ago.
+LIST=$WORK/list DEVICES=$WORK/devices NEW=${NEW-} RECORDS=
+undo() { "$BECKET" detach --all; detach_ours; old; }
+old() { # the records' file system goes
+    [[ -z $RECORDS ]] || { umount "$WORK/records" && losetup -d "$RECORDS" && RECORDS=; }
+}
+new() { # and a new one comes
+    [[ $NEW ]] || return 0
+    old && mkdir -p "$WORK/records" && rm -f "$WORK/ext4" && truncate -s 300M "$WORK/ext4" &&
+        mkfs.ext4 -q -F "$WORK/ext4" && RECORDS=$(losetup --find --show --direct-io=on "$WORK/ext4") &&
+        mount "$RECORDS" "$WORK/records" && sync || fail "there is no ext4 for records"
+    export BECKET_RUNTIME_DIR=$WORK/records/run BECKET_LINK_DIR=$WORK/records/links
+}
 undo_at_the_end undo
 mkdir -p "$WORK/images"
 # list FIRST LAST: the images to attach from now on.
@@ -25,12 +36,15 @@ take_down() {
     : >"$DEVICES"
 }
 turn() { # WHAT ENTRANT
+    new
     took "$1" "$2" put_up "$2"
     take_down "$2"
 }
 # One device stays, and with it the server where there is one: it starts once in the life of a machine.
 truncate -s 1M "$WORK/images/kept"
+new
 "$BECKET" attach --via "$VIA" "$WORK/images/kept" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+[[ $NEW ]] && "$BECKET" detach --all >"$SAID" 2>&1 # it would stay on the first ext4
 for count in "${COUNTS[@]}"; do
     list 1 "$count"
     first=0

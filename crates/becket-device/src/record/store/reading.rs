@@ -60,7 +60,7 @@ impl Entry {
 pub(super) enum Looked {
     Nothing,
     Entry(Entry),
-    /// It is of another start of the machine.
+    /// It is of another start of the machine, which may have ended before it was written.
     Foreign,
     /// It is no record: cut off, damaged, or of another name.
     Corrupt(String),
@@ -68,6 +68,9 @@ pub(super) enum Looked {
 
 /// What a file says that was found in the place of a name's record.
 pub(super) fn understand(text: &[u8], name: &str, boot_id: &str) -> Looked {
+    if text.iter().all(|byte| *byte == 0) {
+        return Looked::Foreign;
+    }
     let known = last_whole::<Record>(text).ok();
     let known = known.filter(|record| versions::understood(record.version, &record.needs));
     let (of_boot, of_name, entry) = match known {

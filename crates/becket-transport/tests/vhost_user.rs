@@ -16,7 +16,7 @@ use becket_engine::{GuestPart, IoThreads};
 use becket_image::{DirectIo, OpenOptions as ImageOptions, Opened};
 use becket_transport::geometry;
 use becket_transport::serve::{Change, Content, Setup};
-use becket_transport::vhost_user::VhostUser;
+use becket_transport::vhost_user::{Departure, Hooks, VhostUser};
 use becket_virtio::{
     BASE, DISCARD, Driver, EVENT_IDX, IN, INDIRECT, OP_DISCARD, OP_FLUSH, OP_ID, OP_WRITE_ZEROES, OUT, Shape,
     USER, WRITE_ZEROES,
@@ -57,6 +57,14 @@ fn export(
     VhostUser::serve(threads, setup, "serial-1", tether, on_closed).unwrap()
 }
 
+fn hooks(ended: impl FnOnce() + Send + 'static) -> Hooks {
+    let ended = Box::new(move |left| {
+        drop(left);
+        ended();
+    });
+    Hooks { keep: Box::new(drop), ended }
+}
+
 impl Bench {
     fn new(queues: u16, direct_io: DirectIo) -> Bench {
         let place = std::env::var_os("BECKET_SCRATCH").map_or_else(std::env::temp_dir, Into::into);
@@ -74,7 +82,7 @@ impl Bench {
     fn socket(&self) -> OwnedFd {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let ended = self.ended.clone();
-        self.export.connect(theirs.into(), Box::new(move || _ = ended.send(())));
+        self.export.connect(Departure::new(theirs.into()), hooks(move || _ = ended.send(())));
         ours.into()
     }
 
@@ -412,8 +420,90 @@ fn an_export_that_is_left_ends_and_lets_go_of_its_tether() {
     assert!(driver.front.is_closed());
     let (late, _theirs) = UnixStream::pair().unwrap();
     let (ended, gone) = channel();
-    bench.export.connect(late.into(), Box::new(move || ended.send(()).unwrap()));
+    bench.export.connect(Departure::new(late.into()), hooks(move || ended.send(()).unwrap()));
     gone.recv_timeout(PATIENCE).expect("one that comes too late is turned away");
+}
+
+/// Serves the bench's image anew, with the front-end that was left.
+fn again(bench: &mut Bench, front: Departure, hooks: Hooks) {
+    let (reader, tether) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let (closed, is_closed) = channel();
+    let on_closed = Box::new(move || _ = closed.send(()));
+    bench.export = export(bench.image.path(), &bench.threads, (tether, 1), DirectIo::Off, on_closed);
+    (bench.tether, bench.closed) = (reader, is_closed);
+    bench.export.connect(front, hooks);
+}
+
+#[test]
+fn a_front_end_goes_from_one_back_end_to_the_next() {
+    let mut bench = Bench::new(1, DirectIo::Off);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (left, is_left) = channel();
+    let (kept, is_kept) = channel();
+    let hooks = || {
+        let (left, kept) = (left.clone(), kept.clone());
+        let keep = Box::new(move |departure: Option<Departure>| _ = kept.send(departure));
+        Hooks { keep, ended: Box::new(move |departure| _ = left.send(departure)) }
+    };
+    bench.export.connect(Departure::new(theirs.into()), hooks());
+    let mut driver = Driver::start(ours.into(), SHAPE).unwrap();
+    for round in 1..=5u8 {
+        assert_eq!(one(&mut driver, OUT, u64::from(round) * 4096, 4096, &[round; 4096]).0, 0);
+        bench.export.leave();
+        bench.closed.recv_timeout(PATIENCE).expect("it ends");
+        // What the driver wants meanwhile waits in its ring.
+        for slot in 0..8 {
+            driver.queues[0].submit(OUT, (64 + slot) * 4096, 4096, &[], &[round; 4096]).unwrap();
+        }
+        driver.queues[0].announce();
+        let front = is_left.recv_timeout(PATIENCE).unwrap().expect("it is given back");
+        assert!(!front.agreed.is_empty() && front.fds.len() >= 4, "{front:?}");
+        again(&mut bench, front, hooks());
+        while driver.queues[0].under_way() > 0 {
+            assert_eq!(driver.queues[0].next_ended(PATIENCE).unwrap().status, 0);
+        }
+        // It is the same connection, on which all is as it was.
+        driver.front.config().unwrap();
+        let bytes = bench.bytes();
+        assert!(bytes[usize::from(round) * 4096..][..4096] == [round; 4096]);
+        assert!(bytes[64 * 4096..72 * 4096].iter().all(|byte| *byte == round));
+    }
+    // What is kept for the case of a death is taken back before more is said, and comes again.
+    driver.front.config().unwrap();
+    let all: Vec<bool> = is_kept.try_iter().map(|kept| kept.is_some()).collect();
+    assert!(all.windows(2).all(|pair| pair[0] || pair[1]) && all.contains(&false), "{all:?}");
+    assert!(is_kept.recv_timeout(PATIENCE).unwrap().is_some());
+    drop(driver);
+    assert!(is_left.recv_timeout(PATIENCE).unwrap().is_none(), "it has gone by itself");
+}
+
+#[test]
+fn what_another_back_end_says_is_trusted_no_more_than_a_front_end() {
+    let message = |request: u32, payload: &[u8]| {
+        let head = [request, 1, payload.len() as u32].map(u32::to_ne_bytes).concat();
+        [&head, payload].concat()
+    };
+    let cut = message(2, &(1u64 << 32).to_ne_bytes());
+    let wrong = [
+        cut[..cut.len() - 1].to_vec(),
+        vec![0; 12],
+        vec![1, 2, 3],
+        // A legacy driver's features, memory without descriptors, a ring that is too large.
+        message(2, &[0; 8]),
+        message(5, &[[1u32, 0].map(u32::to_ne_bytes).concat(), vec![0; 32]].concat()),
+        message(8, &[0, 1 << 20].map(u32::to_ne_bytes).concat()),
+    ];
+    let bench = Bench::new(1, DirectIo::Off);
+    for agreed in wrong {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (ended, gone) = channel();
+        let front = Departure { socket: theirs.into(), agreed, fds: Vec::new() };
+        bench.export.connect(front, hooks(move || ended.send(()).unwrap()));
+        gone.recv_timeout(PATIENCE).expect("it is turned away");
+        drop(ours);
+    }
+    // The next one is served.
+    assert_eq!(one(&mut bench.driver(SHAPE), OUT, 0, 512, &[1; 512]).0, 0);
 }
 
 /// The back-end of a campaign, in a process of its own: standard input listens, standard output is the
@@ -424,7 +514,7 @@ fn back_end(image: &Path) {
     let threads = Arc::new(IoThreads::start(1).unwrap());
     let export = export(image, &threads, (tether, 2), DirectIo::Auto, Box::new(|| {}));
     for socket in listener.incoming() {
-        export.connect(socket.unwrap().into(), Box::new(|| {}));
+        export.connect(Departure::new(socket.unwrap().into()), hooks(|| {}));
     }
 }
 

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use becket_testkit::wait_until;
 use becket_virtio::{Driver, EVENT_IDX, IN, INDIRECT, OUT, Queue, Shape};
+use common::disturb::{DISTURBANCES, How};
+use common::load::Random;
 use common::{scratch, text};
 use serde_json::Value;
 
@@ -23,8 +25,10 @@ fn connect(path: &Path) -> OwnedFd {
     UnixStream::connect(path).unwrap().into()
 }
 
-/// As a hypervisor does whose connection ends: until the export is served again.
+/// As a hypervisor does whose connection ends: until the export is served again. It ends here, for becket
+/// keeps it.
 fn reconnect(driver: &mut Driver, path: &Path) {
+    driver.front.hang_up();
     let began = Instant::now();
     while let Err(error) = driver.reconnect(connect(path)) {
         assert!(began.elapsed() < PATIENCE, "{error:#}");
@@ -118,4 +122,42 @@ fn a_disk_of_a_machine_outlives_its_servers() {
     assert!(wait_until(PATIENCE, || place.devices()[0]["connections"] == 0), "the driver has gone");
     place.ok(["detach", "disk"]);
     assert!(place.devices().is_empty() && !socket.exists());
+}
+
+/// A front-end that does not connect anew when its connection ends: it must not end.
+#[test]
+fn a_machine_that_never_connects_anew_notices_nothing() {
+    let place = scratch();
+    let image = place.path("a.img");
+    std::fs::File::create(&image).unwrap().set_len(PAGES * u64::from(PAGE)).unwrap();
+    let socket = place.path("s");
+    let address = format!("unix:{}", socket.display());
+    place.ok(["export", image.to_str().unwrap(), "--vhost-user", &address, "--name", "disk"]);
+    let mut driver = Driver::start(connect(&socket), SHAPE).unwrap();
+    let mut random = Random::new(1);
+    let mut latest = std::collections::BTreeMap::new();
+    // Deaths of both at once are another matter: then nobody has its connection.
+    let possible = DISTURBANCES.iter().filter(|one| !matches!(one.how, How::Both | How::Together));
+    let possible: Vec<_> = possible.filter(|one| one.possible()).collect();
+    let kills: u64 = std::env::var("BECKET_TEST_KILLS").map_or(18, |kills| kills.parse().unwrap());
+    for (generation, disturbance) in (1..=kills).zip(possible.into_iter().cycle()) {
+        let pages = || (0..32).map(|page| page * (1 + generation % 9));
+        latest.extend(pages().map(|page| (page, generation)));
+        write(&mut driver.queues[0], pages(), generation);
+        disturbance.happen(&place, "disk", &mut random);
+        all_end(&mut driver.queues[0]);
+        assert!(!driver.front.is_closed(), "{}", disturbance.name());
+    }
+    assert_eq!(place.devices()[0]["connections"], 1);
+    assert!(!driver.front.is_closed());
+    let config = driver.front.config().unwrap();
+    assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), PAGES * u64::from(PAGE) / 512);
+    let bytes = std::fs::read(&image).unwrap();
+    for (page, generation) in latest {
+        let at = page as usize * PAGE as usize;
+        assert!(bytes[at..at + PAGE as usize] == fill(page, generation), "page {page}");
+    }
+    drop(driver);
+    assert!(wait_until(PATIENCE, || place.devices()[0]["connections"] == 0), "the driver has gone");
+    place.ok(["detach", "disk"]);
 }

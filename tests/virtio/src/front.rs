@@ -214,6 +214,12 @@ impl Front {
         Ok(fd)
     }
 
+    /// Ends the connection.
+    pub fn hang_up(&self) {
+        // Fails only when it has ended already.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     /// Whether the back-end has closed the connection.
     pub fn is_closed(&self) -> bool {
         rustix::net::recv(&self.socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT)

@@ -158,6 +158,8 @@ pub(crate) enum Visitor {
     },
     /// The front-end of a virtual machine.
     VhostUser,
+    /// One that another worker has had. The descriptors: its socket, and those of what was agreed on.
+    VhostUserAgain { agreed: Vec<u8> },
 }
 
 /// How many visitors a worker has had, and how many of them have gone, since it serves the export.

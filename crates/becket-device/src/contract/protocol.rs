@@ -55,7 +55,8 @@ pub(crate) enum Order {
     /// follows. The kernel side of FUSE keeps the others for the next worker; the clients of an export are
     /// reported as `Left`.
     Leave { id: DeviceId },
-    /// Serve a client of an export, whose socket is the descriptor. The client's end is reported by `Visits`.
+    /// Serve a client of an export. The descriptors: its socket, and those of the visitor. The client's end is
+    /// reported by `Visits`.
     Connect { id: DeviceId, visitor: Visitor },
     /// Have the reads of a device fail that began before a moment (`moment`) and wait for its server: nobody
     /// wants their bytes any more.
@@ -192,8 +193,12 @@ pub(crate) enum Report {
     Closed { id: DeviceId },
     /// How many clients an export has had; said whenever that changes.
     Visits { id: DeviceId, visits: Visits },
-    /// A client that it had when it was asked to leave, between two requests. The descriptor: its socket.
+    /// A client that it had when it was asked to leave, between two requests; or the front-end that it has,
+    /// in place of what was said of that before: this is what another worker must know of it. The
+    /// descriptors: its socket, and those of the visitor.
     Left { id: DeviceId, visitor: Visitor },
+    /// What was said of its front-end does not hold any more.
+    Stays { id: DeviceId },
     /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept), then
     /// those of its own [that are needed](Serve::link_descriptors).
     Held(Box<Serve>),
@@ -211,6 +216,7 @@ impl Report {
             | Report::Counted { id, .. }
             | Report::Visits { id, .. }
             | Report::Left { id, .. }
+            | Report::Stays { id }
             | Report::Closed { id } => Some(*id),
             Report::Held(serve) => Some(serve.id),
             Report::Started { .. } | Report::Refused { .. } | Report::Handed(_) => None,

@@ -3,7 +3,7 @@
 
 use becket_transport::Kind;
 
-use crate::contract::versions::FEATURE_EXPORTS;
+use crate::contract::versions::{FEATURE_EXPORTS, FEATURE_FRONT_ENDS};
 
 /// What devices of a kind look like to programs and to becket.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +72,16 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         partitions_are_disks: false,
         partitions_need_root: false,
     };
+    // The tether's two ends. The socket that listens is not the worker's.
+    let export = Shape {
+        disk: Disk::None,
+        life: Life::Recorded,
+        descriptors: (2, 0),
+        // The socket, the words of its door, and the directory of its file.
+        kept_descriptors: 3,
+        feature: Some(FEATURE_EXPORTS),
+        ..plain
+    };
     match kind {
         Kind::Loop => Shape { disk: Disk::Numbered("loop"), life: Life::Bound, ..plain },
         Kind::Dm => Shape {
@@ -92,15 +102,8 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         },
         // The tether's two ends, and the connection.
         Kind::Fuse => Shape { descriptors: (2, 1), ..plain },
-        // The tether's two ends. The socket that listens is not the worker's.
-        Kind::Nbd | Kind::VhostUser => Shape {
-            disk: Disk::None,
-            life: Life::Recorded,
-            descriptors: (2, 0),
-            // The socket, the words of its door, and the directory of its file.
-            kept_descriptors: 3,
-            feature: Some(FEATURE_EXPORTS),
-            ..plain
-        },
+        Kind::Nbd => export,
+        // Its workers say what another one needs to go on with a front-end.
+        Kind::VhostUser => Shape { feature: Some(FEATURE_FRONT_ENDS), ..export },
     }
 }

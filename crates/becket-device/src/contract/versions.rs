@@ -17,6 +17,7 @@ const PROTOCOL: RangeInclusive<u32> = 3..=3;
 /// The features of records and of devices on their way to a worker that are understood.
 const FEATURES: &[&str] = &[
     FEATURE_EXPORTS,
+    FEATURE_FRONT_ENDS,
     becket_image::link::FEATURE,
     becket_image::link::TLS_FEATURE,
     becket_image::link::FEATURE_RBD,
@@ -26,6 +27,8 @@ const FEATURES: &[&str] = &[
 ];
 /// Devices without a disk, which users reach at a socket: exports over NBD and vhost-user.
 pub(crate) const FEATURE_EXPORTS: &str = "exports";
+/// Front-ends of virtual machines that go from worker to worker.
+pub(crate) const FEATURE_FRONT_ENDS: &str = "front-ends";
 /// The artificial feature of a later version, in tests.
 #[cfg(debug_assertions)]
 const LATER: &str = "test-later";

@@ -21,8 +21,8 @@
 //! A record must outlive every process of becket, and no more: it describes a device of this boot, which ends
 //! with its kernel. After a restart it is set aside (it names its boot, or is empty because the power went
 //! before it was written). The page cache outlives processes, so nothing is synced
-//! ([0182](../../../../docs/decisions/0182-records-are-not-synced.md)). A full disk shows as a device's record
-//! is made: its room is reserved then.
+//! ([0182](../../../../docs/decisions/0182-records-are-not-synced.md)). A full disk shows as a device's
+//! record is made: its room is reserved then.
 
 mod order;
 mod reading;

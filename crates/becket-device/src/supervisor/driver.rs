@@ -11,8 +11,7 @@ use becket_engine::Geometry;
 use becket_image::Partition;
 use becket_transport::{Abilities, Kind};
 
-use super::workers::Worker;
-use crate::contract::export::Visitor;
+use super::workers::{Arrival, Worker};
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceId, Error, Spec};
 use crate::record::device::Device;
@@ -196,7 +195,7 @@ pub(crate) trait Driver: Send + Sync {
         false
     }
     /// The worker that serves a device from now on, and the clients that the one before has had to leave.
-    fn welcome(&self, _number: u32, _worker: &Arc<dyn Worker>, _left: Vec<(Visitor, OwnedFd)>) {}
+    fn welcome(&self, _number: u32, _worker: &Arc<dyn Worker>, _left: Vec<Arrival>) {}
     /// How many clients each device without a disk has.
     fn visitors(&self) -> Vec<(DeviceId, u64)> {
         Vec::new()

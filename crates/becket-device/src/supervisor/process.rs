@@ -15,7 +15,7 @@ use rustix::net::SendFlags;
 use tracing::{error, info, warn};
 
 use super::introduction::{About, introduction, notes_of, quoted};
-use super::workers::{Hook, OnDeath, Orphan, Worker, Workers};
+use super::workers::{Arrival, Hook, OnDeath, Orphan, Worker, Workers};
 use crate::contract::export::{Visitor, Visits};
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Change, Order, Report, Serve};
@@ -70,7 +70,7 @@ struct State {
     /// The clients of exports, and who wants to know of them.
     visits: HashMap<DeviceId, Visits>,
     hooks: HashMap<DeviceId, Hook>,
-    left: HashMap<DeviceId, Vec<(Visitor, OwnedFd)>>,
+    left: HashMap<DeviceId, Vec<Arrival>>,
 }
 
 impl std::fmt::Debug for State {
@@ -192,8 +192,17 @@ impl WorkerProcess {
             }
             Report::Left { visitor, .. } => {
                 let left = state.left.entry(id).or_default();
-                left.extend(fds.into_iter().next().map(|socket| (visitor, socket)));
+                // It comes before those who wait for their turn.
+                let first = is_again(&visitor);
+                if first {
+                    left.retain(|(other, _)| !is_again(other));
+                }
+                left.insert(if first { 0 } else { left.len() }, (visitor, fds));
                 left.truncate(MOST_LEFT);
+                None
+            }
+            Report::Stays { .. } => {
+                state.left.entry(id).or_default().retain(|(other, _)| !is_again(other));
                 None
             }
             Report::Started { .. } | Report::Refused { .. } => None,
@@ -351,8 +360,8 @@ impl Worker for WorkerProcess {
         let _ = self.tell(&Order::GiveUpReads { id, before }, &[]);
     }
 
-    fn connect(&self, id: DeviceId, visitor: &Visitor, socket: BorrowedFd<'_>) -> Result<(), Error> {
-        self.tell(&Order::Connect { id, visitor: visitor.clone() }, &[socket])
+    fn connect(&self, id: DeviceId, visitor: &Visitor, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.tell(&Order::Connect { id, visitor: visitor.clone() }, fds)
     }
 
     fn follow(&self, id: DeviceId, hook: Hook) {
@@ -363,7 +372,7 @@ impl Worker for WorkerProcess {
         hook(now);
     }
 
-    fn take_left(&self, id: DeviceId) -> Vec<(Visitor, OwnedFd)> {
+    fn take_left(&self, id: DeviceId) -> Vec<Arrival> {
         self.state().left.remove(&id).unwrap_or_default()
     }
 
@@ -392,6 +401,11 @@ impl Worker for WorkerProcess {
     fn kill(&self) {
         helper::end(self.id, "worker");
     }
+}
+
+/// Whether it is the front-end that a worker has, of which each report replaces the one before.
+fn is_again(visitor: &Visitor) -> bool {
+    matches!(visitor, Visitor::VhostUserAgain { .. })
 }
 
 /// Real processes, which are found again by sockets in a directory.

@@ -6,7 +6,6 @@
 //! worker's ublkcN is closed. Each of its rings had one in its table, which is emptied when nothing of the
 //! ring is in flight any more, so no late write of the dead worker meets one of its successor.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -16,7 +15,6 @@ use super::driver::Driver;
 use super::make::with_char_device;
 use super::owned::{Owned, Owning};
 use super::workers::Worker;
-use crate::contract::export::Visitor;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceState, Error};
 use crate::system::process::ProcessId;
@@ -151,26 +149,22 @@ impl Supervisor {
     /// device.
     fn attempt(&self, state: &mut Owning) -> Result<Attempt, Error> {
         let worker = self.next_worker(state)?;
-        self.give(state, worker, &mut Vec::new())
+        self.give(state, worker)
     }
 
     /// Gives a device without a worker to one, and says so in its record. With the device go the clients that
-    /// the last worker has `left`.
-    pub(super) fn give(
-        &self,
-        state: &mut Owning,
-        worker: Arc<dyn Worker>,
-        left: &mut Vec<(Visitor, OwnedFd)>,
-    ) -> Result<Attempt, Error> {
+    /// the last worker has left.
+    pub(super) fn give(&self, state: &mut Owning, worker: Arc<dyn Worker>) -> Result<Attempt, Error> {
         let outcome = recover(&*self.driver(state.device.info.transport)?, &*worker, &mut state.kept)?;
         if outcome == Attempt::Recovered {
             let id = worker.id();
+            let left = state.worker.take_left(state.kept.serve.id);
             state.worker = worker;
             state.next = None;
             self.driver(state.device.info.transport)?.welcome(
                 state.kept.serve.id.number,
                 &state.worker,
-                std::mem::take(left),
+                left,
             );
             state.restarts.began(Instant::now());
             self.keep(state);

@@ -76,8 +76,7 @@ impl Supervisor {
                 return held_back.and(Err(late("does not let go of")));
             }
         }
-        let mut left = state.worker.take_left(id);
-        while self.give(state, Arc::clone(&next), &mut left)? == Attempt::NotYet {
+        while self.give(state, Arc::clone(&next))? == Attempt::NotYet {
             if Instant::now() >= deadline {
                 return Err(late("still has, for the kernel,"));
             }

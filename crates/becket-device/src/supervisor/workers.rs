@@ -15,6 +15,9 @@ use crate::contract::protocol::{Change, Serve};
 use crate::contract::{DeviceId, Error};
 use crate::system::process::ProcessId;
 
+/// A client of an export, with its socket and the descriptors of what was agreed on with it.
+pub(crate) type Arrival = (Visitor, Vec<OwnedFd>);
+
 /// Who moves the bytes of devices.
 pub(crate) trait Worker: Send + Sync {
     fn id(&self) -> ProcessId;
@@ -43,13 +46,14 @@ pub(crate) trait Worker: Send + Sync {
     /// Makes the reads of a device fail that wait for its server; returns before that.
     fn give_up_reads(&self, _id: DeviceId, _before: u64) {}
     /// Gives it a client of an export; returns before it is served.
-    fn connect(&self, id: DeviceId, _visitor: &Visitor, _socket: BorrowedFd<'_>) -> Result<(), Error> {
+    fn connect(&self, id: DeviceId, _visitor: &Visitor, _fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         Err(Error::Worker { what: format!("takes no clients of {id}") })
     }
     /// Has `hook` called with the number of an export's clients, now and whenever that changes.
     fn follow(&self, _id: DeviceId, _hook: Hook) {}
-    /// The clients that it had of an export that it has left. They are returned once.
-    fn take_left(&self, _id: DeviceId) -> Vec<(Visitor, OwnedFd)> {
+    /// The clients that it had of an export that it has left, or that can do without it now that it is dead.
+    /// They are returned once.
+    fn take_left(&self, _id: DeviceId) -> Vec<Arrival> {
         Vec::new()
     }
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.

@@ -17,7 +17,7 @@ use becket_image::{Grow, Grower, Image, Source};
 use becket_transport::aside::within;
 use becket_transport::nbd::{Departure, Nbd};
 use becket_transport::serve::{self, Decoded, ServeError, Served};
-use becket_transport::vhost_user::VhostUser;
+use becket_transport::vhost_user::{self, VhostUser};
 use becket_transport::{fuse, ublk};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tracing::{error, warn};
@@ -314,13 +314,18 @@ impl Worker {
 
     /// Serves a client of an export; one that cannot be served is turned away.
     fn connect(self: &Arc<Self>, id: DeviceId, visitor: Visitor, fds: Vec<OwnedFd>) {
-        let (Some(Front { taker, count }), Some(socket)) = (self.front(id), fds.into_iter().next()) else {
+        let mut fds = fds.into_iter();
+        let (Some(Front { taker, count }), Some(socket)) = (self.front(id), fds.next()) else {
             return warn!("a client of {id} is turned away");
         };
         count.begin();
         match (taker, visitor) {
             (Taker::VhostUser(front), Visitor::VhostUser) => {
-                front.connect(socket, Box::new(move || count.end()));
+                self.take_in(id, &front, vhost_user::Departure::new(socket), count);
+            }
+            (Taker::VhostUser(front), Visitor::VhostUserAgain { agreed }) => {
+                let again = vhost_user::Departure { socket, agreed, fds: fds.collect() };
+                self.take_in(id, &front, again, count);
             }
             (Taker::Nbd(nbd), Visitor::Nbd { terms, unread }) => {
                 let agreed = match serde_json::from_value(terms) {
@@ -344,6 +349,39 @@ impl Worker {
                 count.end();
             }
         }
+    }
+
+    /// Serves the front-end of a virtual machine, and has the supervisor know what the next worker needs.
+    fn take_in(
+        self: &Arc<Self>,
+        id: DeviceId,
+        front: &VhostUser,
+        arrived: vhost_user::Departure,
+        count: Arc<Count>,
+    ) {
+        let [worker, also] = [Arc::clone(self), Arc::clone(self)];
+        let keep = Box::new(move |departure: Option<vhost_user::Departure>| match departure {
+            Some(departure) => worker.hand_on(id, departure),
+            None => worker.report(&Report::Stays { id }),
+        });
+        let ended = Box::new(move |departure: Option<vhost_user::Departure>| {
+            match departure {
+                Some(departure) => also.hand_on(id, departure),
+                None => also.report(&Report::Stays { id }),
+            }
+            count.end();
+        });
+        front.connect(arrived, vhost_user::Hooks { keep, ended });
+    }
+
+    fn hand_on(&self, id: DeviceId, departure: vhost_user::Departure) {
+        let vhost_user::Departure { socket, agreed, fds } = departure;
+        let visitor = match agreed.is_empty() {
+            true => Visitor::VhostUser,
+            false => Visitor::VhostUserAgain { agreed },
+        };
+        let fds: Vec<_> = std::iter::once(&socket).chain(&fds).map(AsFd::as_fd).collect();
+        self.tell(&Report::Left { id, visitor }, &fds);
     }
 
     /// A client that was left goes to the next worker.
@@ -481,7 +519,12 @@ impl Worker {
         let withheld = if negotiates { withheld } else { 0 };
         self.report(&Report::Handed(Handed { version, features, withheld }));
         let fronts: Vec<Front> = self.devices().values().filter_map(|charge| charge.front.clone()).collect();
-        fronts.iter().for_each(|front| front.count.say());
+        for Front { taker, count } in &fronts {
+            count.say();
+            if let Taker::VhostUser(front) = taker {
+                front.say();
+            }
+        }
     }
 
     fn control(&self) -> Arc<OwnedFd> {

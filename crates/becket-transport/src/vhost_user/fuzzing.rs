@@ -44,7 +44,7 @@ impl Rings for NoRings {
 }
 
 /// One message after another, each with as many descriptors as its first byte says. Whether all of them were
-/// accepted.
+/// accepted; then another session agrees on the same.
 pub fn messages(mut bytes: &[u8]) -> bool {
     let mut session = Session::new(2);
     while let Some((kind, rest)) = bytes.split_first() {
@@ -70,6 +70,11 @@ pub fn messages(mut bytes: &[u8]) -> bool {
             }
         }
     }
+    let agreed = session.messages();
+    let Ok(fds) = agreed.fds.iter().map(|fd| fd.try_clone_to_owned()).collect() else { return false };
+    let mut next = Session::new(2);
+    let heard = next.hear_again(&mut NoRings, &agreed.bytes, fds);
+    assert!(heard.is_ok() && next.messages().bytes == agreed.bytes, "{heard:?}");
     true
 }
 

@@ -57,6 +57,21 @@ fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     [&head, payload].concat()
 }
 
+/// A message as a front-end sends it.
+pub(super) fn said(request: u32, payload: &[u8]) -> Vec<u8> {
+    message(request, VERSION, payload)
+}
+
+/// A message's payload of one number.
+pub(super) fn number(number: u64) -> Vec<u8> {
+    number.to_ne_bytes().to_vec()
+}
+
+/// A message's payload of two words.
+pub(super) fn pair(first: u32, second: u32) -> Vec<u8> {
+    [first, second].map(u32::to_ne_bytes).concat()
+}
+
 /// Says to a front-end, over the back-end's own channel, that the device's properties have changed.
 pub(super) fn config_changed() -> Vec<u8> {
     const CONFIG_CHANGE: u32 = 2;
@@ -72,6 +87,14 @@ pub(super) struct VringAddress {
     pub(super) used: u64,
     /// What the driver has made available.
     pub(super) available: u64,
+}
+
+impl VringAddress {
+    /// That of a vring, as the protocol has it: without flags and without a log.
+    pub(super) fn bytes(&self, vring: u32) -> Vec<u8> {
+        let words = [self.descriptors, self.used, self.available, 0].map(u64::to_ne_bytes);
+        [pair(vring, 0), words.concat()].concat()
+    }
 }
 
 /// A shared region in which requests under way are noted.
@@ -161,6 +184,16 @@ impl Wanted {
     /// Of a message. Never fails: what is not understood is [`Wanted::Unknown`].
     pub(super) fn read(head: &Head, payload: &[u8]) -> Wanted {
         parse(head.request, payload).unwrap_or(Wanted::Unknown(head.request))
+    }
+
+    /// How many descriptors come with it.
+    pub(super) fn descriptors(&self) -> usize {
+        match self {
+            Wanted::SetMemTable(parts) => parts.len(),
+            Wanted::SetVringKick { fd, .. } | Wanted::SetVringCall { fd, .. } => usize::from(*fd),
+            Wanted::SetBackendReqFd | Wanted::SetInflightFd(_) => 1,
+            _ => 0,
+        }
     }
 
     /// It is answered by something other than whether it was carried out.

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | `front` | the thread that hears front-ends |
 //! | `session` | what a front-end has agreed on |
+//! | `again` | the same, as messages for the next back-end |
 //! | `message` | the protocol's messages |
 //! | `port` | a queue's front: from a ring to the engine and back |
 //! | `request` | what a chain of descriptors asks of a block device |
@@ -15,10 +16,12 @@
 //! | `config` | features and configuration space |
 //!
 //! **Recovery.** The front-end keeps a region in which each ring notes its requests. After the end of a
-//! worker it connects anew, to the next worker, which begins with the requests that were under way. A
-//! worker begins only when nothing of the last one can reach the image or the machine's memory any more:
-//! the tether says so.
+//! worker the next one begins with the requests that were under way, over the same connection: while
+//! nothing is being said on it, others keep it together with what was agreed on ([`Hooks::keep`]). Where it
+//! was lost, the front-end connects anew. A worker begins only when nothing of the last one can reach the
+//! image or the machine's memory any more: the tether says so.
 
+mod again;
 mod config;
 mod front;
 #[cfg(feature = "fuzzing")]
@@ -30,4 +33,4 @@ mod request;
 mod session;
 mod split;
 
-pub use front::VhostUser;
+pub use front::{Departure, Hooks, VhostUser};

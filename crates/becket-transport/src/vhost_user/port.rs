@@ -45,6 +45,7 @@ pub(super) struct VringPort {
     serial: [u8; request::SERIAL],
     /// Writes are on stable storage before they end.
     durable: bool,
+    again: bool,
     /// It is being notified, and must be once more.
     calling: bool,
     calls_again: bool,
@@ -68,12 +69,14 @@ pub(super) struct Parts {
     pub(super) ranges: u16,
     pub(super) serial: [u8; request::SERIAL],
     pub(super) durable: bool,
+    /// Another worker may have published what ended and notified nobody.
+    pub(super) again: bool,
     pub(super) base: Arc<AtomicU16>,
 }
 
 impl VringPort {
     pub(super) fn new(parts: Parts) -> VringPort {
-        let Parts { kick, call, tether, memory, ring, depth, ranges, serial, durable, base } = parts;
+        let Parts { kick, call, tether, memory, ring, depth, ranges, serial, durable, again, base } = parts;
         VringPort {
             kick,
             call,
@@ -86,6 +89,7 @@ impl VringPort {
             free: (0..depth).rev().collect(),
             serial,
             durable,
+            again,
             calling: false,
             calls_again: false,
             starved: false,
@@ -220,6 +224,9 @@ impl Port for VringPort {
     }
 
     fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        if std::mem::take(&mut self.again) {
+            self.call(io);
+        }
         // What is available already is taken at the end of this turn.
         io.await_events(KICKED)
     }

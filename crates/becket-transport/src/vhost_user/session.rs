@@ -54,20 +54,30 @@ pub(super) struct Vring {
     pub(super) base: u16,
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
-    enabled: bool,
+    pub(super) enabled: bool,
+}
+
+/// Where requests under way are noted.
+#[derive(Debug)]
+pub(super) struct Notes {
+    pub(super) place: InflightPlace,
+    pub(super) file: OwnedFd,
+    memory: Arc<GuestMemory>,
 }
 
 /// See the head of this module.
 #[derive(Debug)]
 pub(super) struct Session {
-    features: u64,
-    protocol: u64,
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    /// What the memory was made of.
+    pub(super) table: Option<(Vec<GuestPart>, Vec<OwnedFd>)>,
     pub(super) memory: Option<Arc<GuestMemory>>,
     pub(super) vrings: Box<[Vring]>,
-    inflight: Option<(InflightPlace, Arc<GuestMemory>)>,
+    pub(super) inflight: Option<Notes>,
     /// The back-end's own channel to the front-end.
     pub(super) channel: Option<Arc<OwnedFd>>,
-    writeback: bool,
+    pub(super) writeback: bool,
 }
 
 /// What a ring needs to start.
@@ -84,6 +94,7 @@ impl Session {
         Session {
             features: 0,
             protocol: 0,
+            table: None,
             memory: None,
             vrings: (0..queues).map(|_| Vring::default()).collect(),
             inflight: None,
@@ -103,9 +114,14 @@ impl Session {
 
     /// Where the requests of a vring are noted.
     pub(super) fn notes(&self, vring: u16) -> Option<becket_engine::Area> {
-        let (place, memory) = self.inflight.as_ref()?;
+        let Notes { place, memory, .. } = self.inflight.as_ref()?;
         let count = self.vrings.get(usize::from(vring))?.count;
         inflight::area_of(memory, place, vring).filter(|_| place.descriptors == count)
+    }
+
+    /// Whether the requests of each ring that may run are noted: another back-end knows what was under way.
+    pub(super) fn is_noted(&self) -> bool {
+        (0u16..).zip(&self.vrings).all(|(index, vring)| vring.kick.is_none() || self.notes(index).is_some())
     }
 
     /// A driver's writes are on stable storage before they end.
@@ -143,7 +159,7 @@ impl Session {
         head.needs_reply() && self.protocol & P_REPLY_ACK != 0
     }
 
-    fn carry_out(
+    pub(super) fn carry_out(
         &mut self,
         rings: &mut impl Rings,
         wanted: Wanted,
@@ -260,10 +276,11 @@ impl Session {
         if parts.len() != fds.len() || parts.is_empty() {
             return refused("a table of memory needs one descriptor for each of its parts");
         }
-        let parts: Vec<_> = parts.iter().copied().zip(fds.iter().map(|fd| fd.as_fd())).collect();
-        let memory = GuestMemory::map(&parts).map_err(|error| Refused(error.to_string()))?;
+        let files: Vec<_> = parts.iter().copied().zip(fds.iter().map(|fd| fd.as_fd())).collect();
+        let memory = GuestMemory::map(&files).map_err(|error| Refused(error.to_string()))?;
         self.stop_all(rings);
         self.memory = Some(Arc::new(memory));
+        self.table = Some((parts.to_vec(), fds));
         Ok(())
     }
 
@@ -309,9 +326,9 @@ impl Session {
             return refused("the region for notes is too small");
         }
         let part = GuestPart { guest: 0, user: 0, len: place.size, offset: place.offset };
-        let memory = GuestMemory::map(&[(part, file)]).map_err(|error| Refused(error.to_string()))?;
+        let memory = GuestMemory::map(&[(part, &file)]).map_err(|error| Refused(error.to_string()))?;
         self.stop_all(rings);
-        self.inflight = Some((place, Arc::new(memory)));
+        self.inflight = Some(Notes { place, file, memory: Arc::new(memory) });
         Ok(())
     }
 }

@@ -6,7 +6,7 @@
 //! | a number | ours |
 //! | a descriptor that only the worker holds | the tether: it closes when the worker cannot reach the backing |
 //! | a socket that listens | at its [`Door`], with a doorman process; other exports may share it |
-//! | clients, kept over a worker's death | none: their connections end, and clients connect again |
+//! | clients, kept over a worker's death | a virtual machine's front-end, as far as its worker has said what the next one needs; of NBD none |
 //! | clients, kept over an upgrade | all: the old worker gives them back between two replies |
 //!
 //! A client that has agreed with the doorman is a [`Visitor`]. The export's worker gets it; while there is no
@@ -15,7 +15,7 @@
 mod door;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -34,7 +34,7 @@ use crate::contract::{DeviceId, Error, ErrorKind, Spec};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::supervisor::driver::{Added, Driver, NewDevice, Offer};
-use crate::supervisor::workers::Worker;
+use crate::supervisor::workers::{Arrival, Worker};
 use crate::system::inode::is_pipe;
 use crate::system::sync::lock;
 use door::{Attendance, Door, Hall, House};
@@ -100,7 +100,7 @@ struct Exported {
     /// How many that worker was given, and what it says of them.
     sent: u64,
     visits: Visits,
-    waiting: Vec<(Visitor, OwnedFd)>,
+    waiting: Vec<Arrival>,
 }
 
 impl Exported {
@@ -135,8 +135,8 @@ fn make_room(socket: &OwnedFd) {
 }
 
 impl House for Exports {
-    fn visit(&self, number: u32, visitor: Visitor, socket: OwnedFd) {
-        make_room(&socket);
+    fn visit(&self, number: u32, visitor: Visitor, fds: Vec<OwnedFd>) {
+        fds.first().into_iter().for_each(make_room);
         let to = self.with(number, |exported| {
             if exported.added.stopped {
                 return None;
@@ -144,17 +144,18 @@ impl House for Exports {
             match exported.worker.clone().filter(|worker| worker.alive()) {
                 Some(worker) => {
                     exported.sent += 1;
-                    Some((worker, visitor, socket))
+                    Some((worker, visitor, fds))
                 }
                 None if exported.waiting.len() < MOST_WAITING => {
-                    exported.waiting.push((visitor, socket));
+                    exported.waiting.push((visitor, fds));
                     None
                 }
                 None => None,
             }
         });
-        if let Ok(Some((worker, visitor, socket))) = to
-            && let Err(error) = worker.connect(self.id(number), &visitor, socket.as_fd())
+        if let Ok(Some((worker, visitor, fds))) = to
+            && let Err(error) =
+                worker.connect(self.id(number), &visitor, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())
         {
             warn!("a client is turned away: {error}");
             let _ = self.with(number, |exported| exported.sent = exported.sent.saturating_sub(1));
@@ -473,7 +474,9 @@ impl Driver for ExportDriver {
 
     fn del(&self, number: u32) -> Result<(), Error> {
         // One that was never started has no door.
-        lock(&self.exports.all).remove(&number);
+        let removed = lock(&self.exports.all).remove(&number);
+        // Clients that were left have nowhere to go.
+        removed.and_then(|exported| exported.worker).map(|worker| worker.take_left(self.exports.id(number)));
         Ok(())
     }
 
@@ -524,7 +527,7 @@ impl Driver for ExportDriver {
         self.take(record, kept);
     }
 
-    fn welcome(&self, number: u32, worker: &Arc<dyn Worker>, left: Vec<(Visitor, OwnedFd)>) {
+    fn welcome(&self, number: u32, worker: &Arc<dyn Worker>, left: Vec<Arrival>) {
         let exports = Arc::downgrade(&self.exports);
         let id = self.exports.id(number);
         let pid = worker.id();
@@ -549,8 +552,8 @@ impl Driver for ExportDriver {
         });
         worker.follow(id, hook);
         let _ = self.exports.with(number, |exported| exported.sent = exported.visits.begun);
-        for (visitor, socket) in left.into_iter().chain(waiting.unwrap_or_default()) {
-            self.exports.visit(number, visitor, socket);
+        for (visitor, fds) in left.into_iter().chain(waiting.unwrap_or_default()) {
+            self.exports.visit(number, visitor, fds);
         }
         // One that was taken over has no door yet.
         let doorless =

@@ -55,8 +55,8 @@ pub(crate) enum Order {
     /// follows. The kernel side of FUSE keeps the others for the next worker; the clients of an export are
     /// reported as `Left`.
     Leave { id: DeviceId },
-    /// Serve a client of an export. The descriptors: its socket, and those of the visitor. The client's end is
-    /// reported by `Visits`.
+    /// Serve a client of an export. The descriptors: its socket, and those of the visitor. The client's end
+    /// is reported by `Visits`.
     Connect { id: DeviceId, visitor: Visitor },
     /// Have the reads of a device fail that began before a moment (`moment`) and wait for its server: nobody
     /// wants their bytes any more.

@@ -79,6 +79,7 @@ fn an_export_lives_from_its_command_to_its_detachment() {
     let ran = place.run(["detach", image.to_str().unwrap()]);
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("1 connected (clients of the export)"), "{ran:?}");
+    assert!(ran.err.contains("with --force"), "{ran:?}");
     client.write(0, b"still here").unwrap();
 
     place.ok(["detach", "--lazy", image.to_str().unwrap()]);

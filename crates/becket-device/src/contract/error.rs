@@ -290,6 +290,10 @@ impl Error {
             }
             Error::NoDevice { .. } => "see `becket list`",
             Error::Ambiguous { .. } => "use the name of the device; see `becket list`",
+            // Clients of an export have no process here.
+            Error::Busy { users, .. } if users.iter().any(|user| user.pid == 0) => {
+                "end their connections with --force, or use --lazy: it is then detached when the last has gone"
+            }
             Error::Busy { .. } => {
                 "end the users first, or use --lazy: the device is then detached when its last user closes it"
             }

@@ -1,7 +1,7 @@
-//! The kernel's own NBD client over an export, with a file system on it, while those who serve it are killed and
-//! replaced.
-//! The client is set up by generic netlink (linux/nbd-netlink.h), which can give it a new connection; nbd-client
-//! cannot, so its device would fail what was under way.
+//! The kernel's own NBD client over an export, with a file system on it, while those who serve it are killed
+//! and replaced.
+//! The client is set up by generic netlink (linux/nbd-netlink.h), which can give it a new connection;
+//! nbd-client cannot, so its device would fail what was under way.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -58,7 +58,7 @@ impl Driver {
         let kind = (AddressFamily::NETLINK, SocketType::RAW);
         let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, Some(GENERIC)).unwrap();
         let mut driver = Driver { socket, family: 16 };
-        // CTRL_CMD_GETFAMILY with CTRL_ATTR_FAMILY_NAME; its answer begins with the name and CTRL_ATTR_FAMILY_ID.
+        // CTRL_CMD_GETFAMILY with CTRL_ATTR_FAMILY_NAME; its answer has CTRL_ATTR_FAMILY_ID.
         let answer = driver.ask(3, &attribute(2, b"nbd\0")).unwrap();
         let id = attribute(1, &[0; 2])[..4].to_vec();
         let at = answer[20..].windows(4).position(|bytes| bytes == id).unwrap() + 24;

@@ -13,6 +13,9 @@ use crate::exec;
 const GUEST_PACKAGES: [&str; 6] =
     ["becket", "becket-device", "becket-transport", "becket-engine", "becket-image", "becket-uapi"];
 
+/// Of these the unit tests are the host's alone: they ask nothing of a kernel, and a guest computes slowly.
+const UNITS_OF_THE_HOST: [&str; 2] = ["becket", "becket-image"];
+
 /// What the guests and the host's conformance run need.
 pub(crate) struct Binaries {
     /// The optimised command.
@@ -52,7 +55,7 @@ impl Binaries {
     /// The same, and the tests. The whole workspace is built, as `cargo test` did: nothing is compiled twice.
     pub(crate) fn all() -> Result<Binaries> {
         let built = cargo(&["test", "--no-run", "--workspace", FORMAT])?;
-        let wanted = |message: &&Value| message["profile"]["test"] == true && is_of(message, &GUEST_PACKAGES);
+        let wanted = |message: &&Value| message["profile"]["test"] == true && is_for_guests(message);
         Ok(Binaries {
             tests: built.iter().filter(wanted).filter_map(executable).collect(),
             tested: Some(find(&built, "becket", false)?),
@@ -65,6 +68,12 @@ impl Binaries {
 pub(crate) fn test_of_becket(name: &str) -> Result<(PathBuf, PathBuf)> {
     let built = cargo(&["test", "--no-run", "-p", "becket", "--test", name, FORMAT])?;
     Ok((find(&built, name, true)?, find(&built, "becket", false)?))
+}
+
+/// Whether guests run this test program.
+fn is_for_guests(message: &Value) -> bool {
+    let units = message["target"]["kind"][0] == "lib" && is_of(message, &UNITS_OF_THE_HOST);
+    is_of(message, &GUEST_PACKAGES) && !units
 }
 
 /// Whether this was built from one of these packages. Cargo names a package by its folder when that has its
@@ -110,7 +119,13 @@ not json"#;
         let messages = parse(text);
         assert_eq!(messages.len(), 1);
         assert_eq!(find(&messages, "attach", true).unwrap(), PathBuf::from("/t/attach-1"));
-        assert!(is_of(&messages[0], &GUEST_PACKAGES) && find(&messages, "attach", false).is_err());
+        assert!(is_for_guests(&messages[0]) && find(&messages, "attach", false).is_err());
+        let of = |package: &str, kind: &str| {
+            let id = format!("path+file:///w/crates/{package}#0.1.0");
+            is_for_guests(&serde_json::json!({ "package_id": id, "target": { "kind": [kind] } }))
+        };
+        assert!(of("becket", "test") && of("becket-device", "lib") && !of("becket-image", "lib"));
+        assert!(!of("becket-fetch", "test"), "it needs no ublk");
     }
 
     #[test]

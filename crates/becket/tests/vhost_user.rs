@@ -6,10 +6,10 @@ mod common;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use becket_testkit::wait_until;
+use becket_testkit::{Scratch, wait_until};
 use becket_virtio::{Driver, EVENT_IDX, IN, INDIRECT, OUT, Queue, Shape};
 use common::disturb::{DISTURBANCES, How};
 use common::load::Random;
@@ -59,8 +59,8 @@ fn all_end(queue: &mut Queue) {
     }
 }
 
-#[test]
-fn a_disk_of_a_machine_outlives_its_servers() {
+/// An image that is exported as `disk`, and where.
+fn exported() -> (Scratch, PathBuf, PathBuf) {
     let place = scratch();
     let image = place.path("a.img");
     std::fs::File::create(&image).unwrap().set_len(PAGES * u64::from(PAGE)).unwrap();
@@ -68,6 +68,12 @@ fn a_disk_of_a_machine_outlives_its_servers() {
     let address = format!("unix:{}", socket.display());
     let printed = place.ok(["export", image.to_str().unwrap(), "--vhost-user", &address, "--name", "disk"]);
     assert_eq!(printed.trim(), socket.to_str().unwrap());
+    (place, image, socket)
+}
+
+#[test]
+fn a_disk_of_a_machine_outlives_its_servers() {
+    let (place, image, socket) = exported();
     let info = place.devices().remove(0);
     assert_eq!((text(&info, "transport"), text(&info, "state")), ("vhost_user", "live"));
 
@@ -127,12 +133,7 @@ fn a_disk_of_a_machine_outlives_its_servers() {
 /// A front-end that does not connect anew when its connection ends: it must not end.
 #[test]
 fn a_machine_that_never_connects_anew_notices_nothing() {
-    let place = scratch();
-    let image = place.path("a.img");
-    std::fs::File::create(&image).unwrap().set_len(PAGES * u64::from(PAGE)).unwrap();
-    let socket = place.path("s");
-    let address = format!("unix:{}", socket.display());
-    place.ok(["export", image.to_str().unwrap(), "--vhost-user", &address, "--name", "disk"]);
+    let (place, image, socket) = exported();
     let mut driver = Driver::start(connect(&socket), SHAPE).unwrap();
     let mut random = Random::new(1);
     let mut latest = std::collections::BTreeMap::new();

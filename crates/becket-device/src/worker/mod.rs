@@ -15,14 +15,13 @@ use std::time::Duration;
 use becket_engine::{Decoding, IoThreads, Serving};
 use becket_image::{Grow, Grower, Image, Source};
 use becket_transport::aside::within;
-use becket_transport::nbd::{Departure, Nbd};
+use becket_transport::nbd::Nbd;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
-use becket_transport::vhost_user::{self, VhostUser};
+use becket_transport::vhost_user::VhostUser;
 use becket_transport::{fuse, ublk};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tracing::{error, warn};
 
-use crate::contract::export::Visitor;
 use crate::contract::kept::{self, Keepsakes, Kept, Own};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
@@ -31,7 +30,7 @@ use crate::contract::{DeviceId, Error, spec, table, wrong};
 use crate::system::role::{self, Begun, Role};
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 use crate::system::{confine, harden, moment};
-use exports::Count;
+use exports::{Count, Front, Taker, Tell};
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
@@ -110,19 +109,6 @@ struct Charge {
     front: Option<Front>,
 }
 
-/// What takes the clients of an export, and how many it has had.
-#[derive(Clone)]
-struct Front {
-    taker: Taker,
-    count: Arc<Count>,
-}
-
-#[derive(Clone)]
-enum Taker {
-    Nbd(Arc<Nbd>),
-    VhostUser(Arc<VhostUser>),
-}
-
 impl Worker {
     fn new(
         control: OwnedFd,
@@ -165,7 +151,10 @@ impl Worker {
                         let stats = self.served(id).map(|served| Box::new(served.stats()));
                         self.report(&Report::Counted { id, stats });
                     }
-                    Ok(Some((Order::Connect { id, visitor }, fds))) => self.connect(id, visitor, fds),
+                    Ok(Some((Order::Connect { id, visitor }, fds))) => match self.front(id) {
+                        Some(front) => front.connect(id, &self.threads, visitor, fds, &self.teller()),
+                        None => warn!("a client of {id} is turned away"),
+                    },
                     Ok(Some((Order::Await, fds))) => *successors = self.listen(fds),
                     Ok(None) => return,
                     // The next one may make sense; a sender of this one alone hears no more.
@@ -255,7 +244,7 @@ impl Worker {
                 if let Some(charge) = self.devices().get_mut(&id) {
                     charge.serve.first = first;
                     charge.served = Some(served);
-                    charge.front = taker.map(|taker| Front { taker, count });
+                    charge.front = taker.map(|taker| Front::new(taker, count));
                 }
                 self.report(&Report::Ready { id, first });
             }
@@ -286,7 +275,7 @@ impl Worker {
             Some((charge.front.clone()?, charge.serve.geometry.clone()))
         });
         drop(devices);
-        if let Some((Front { taker: Taker::VhostUser(front), .. }, geometry)) = front {
+        if let Some((front, geometry)) = front {
             front.changed(geometry);
         }
         Ok(served.first())
@@ -296,8 +285,7 @@ impl Worker {
     /// time, and the supervisor ends us.
     fn leave(&self, id: DeviceId) {
         let left = match self.front(id) {
-            Some(Front { taker: Taker::VhostUser(front), .. }) => return front.leave(),
-            Some(Front { taker: Taker::Nbd(nbd), .. }) => Some(nbd.leave(&self.threads)),
+            Some(front) => Some(front.leave(&self.threads)),
             None => self.served(id).map(|served| served.leave(&self.threads)),
         };
         if let Some(Err(error)) = left {
@@ -309,90 +297,6 @@ impl Worker {
         let before = moment::instant(before);
         if let Some(Err(error)) = self.served(id).map(|served| served.give_up_reads(&self.threads, before)) {
             warn!("reads of {id} wait on: {error}");
-        }
-    }
-
-    /// Serves a client of an export; one that cannot be served is turned away.
-    fn connect(self: &Arc<Self>, id: DeviceId, visitor: Visitor, fds: Vec<OwnedFd>) {
-        let mut fds = fds.into_iter();
-        let (Some(Front { taker, count }), Some(socket)) = (self.front(id), fds.next()) else {
-            return warn!("a client of {id} is turned away");
-        };
-        count.begin();
-        match (taker, visitor) {
-            (Taker::VhostUser(front), Visitor::VhostUser) => {
-                self.take_in(id, &front, vhost_user::Departure::new(socket), count);
-            }
-            (Taker::VhostUser(front), Visitor::VhostUserAgain { agreed }) => {
-                let again = vhost_user::Departure { socket, agreed, fds: fds.collect() };
-                self.take_in(id, &front, again, count);
-            }
-            (Taker::Nbd(nbd), Visitor::Nbd { terms, unread }) => {
-                let agreed = match serde_json::from_value(terms) {
-                    Ok(agreed) => agreed,
-                    Err(error) => {
-                        count.end();
-                        return warn!("a client of {id} is turned away: {error}");
-                    }
-                };
-                let worker = Arc::clone(self);
-                let ended = move |departure: Option<Departure>| {
-                    departure.into_iter().for_each(|departure| worker.give_back(id, departure));
-                    count.end();
-                };
-                if let Err(error) = nbd.connect(&self.threads, socket, agreed, unread, Box::new(ended)) {
-                    warn!("a client of {id} is turned away: {error}");
-                }
-            }
-            _ => {
-                warn!("a client of {id} speaks another protocol");
-                count.end();
-            }
-        }
-    }
-
-    /// Serves the front-end of a virtual machine, and has the supervisor know what the next worker needs.
-    fn take_in(
-        self: &Arc<Self>,
-        id: DeviceId,
-        front: &VhostUser,
-        arrived: vhost_user::Departure,
-        count: Arc<Count>,
-    ) {
-        let [worker, also] = [Arc::clone(self), Arc::clone(self)];
-        let keep = Box::new(move |departure: Option<vhost_user::Departure>| match departure {
-            Some(departure) => worker.hand_on(id, departure),
-            None => worker.report(&Report::Stays { id }),
-        });
-        let ended = Box::new(move |departure: Option<vhost_user::Departure>| {
-            match departure {
-                Some(departure) => also.hand_on(id, departure),
-                None => also.report(&Report::Stays { id }),
-            }
-            count.end();
-        });
-        front.connect(arrived, vhost_user::Hooks { keep, ended });
-    }
-
-    fn hand_on(&self, id: DeviceId, departure: vhost_user::Departure) {
-        let vhost_user::Departure { socket, agreed, fds } = departure;
-        let visitor = match agreed.is_empty() {
-            true => Visitor::VhostUser,
-            false => Visitor::VhostUserAgain { agreed },
-        };
-        let fds: Vec<_> = std::iter::once(&socket).chain(&fds).map(AsFd::as_fd).collect();
-        self.tell(&Report::Left { id, visitor }, &fds);
-    }
-
-    /// A client that was left goes to the next worker.
-    fn give_back(&self, id: DeviceId, departure: Departure) {
-        let Departure { socket, agreed, unread } = departure;
-        match serde_json::to_value(agreed) {
-            Ok(terms) => {
-                let visitor = Visitor::Nbd { terms, unread };
-                self.tell(&Report::Left { id, visitor }, &[socket.as_fd()]);
-            }
-            Err(error) => warn!("a client of {id} is lost: {error}"),
         }
     }
 
@@ -428,6 +332,12 @@ impl Worker {
             // Full means that it rings already.
             let _ = rustix::io::write(&self.idle, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Tells the supervisor of an export's clients.
+    fn teller(self: &Arc<Self>) -> Tell {
+        let worker = Arc::clone(self);
+        Arc::new(move |report, fds| worker.tell(report, fds))
     }
 
     fn report(&self, report: &Report) {
@@ -519,12 +429,7 @@ impl Worker {
         let withheld = if negotiates { withheld } else { 0 };
         self.report(&Report::Handed(Handed { version, features, withheld }));
         let fronts: Vec<Front> = self.devices().values().filter_map(|charge| charge.front.clone()).collect();
-        for Front { taker, count } in &fronts {
-            count.say();
-            if let Taker::VhostUser(front) = taker {
-                front.say();
-            }
-        }
+        fronts.iter().for_each(Front::say);
     }
 
     fn control(&self) -> Arc<OwnedFd> {

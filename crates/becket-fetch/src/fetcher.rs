@@ -21,7 +21,7 @@ use becket_image::filled::{Condition, Fetching, Presence};
 use crate::Error;
 use crate::client::Client;
 use crate::in_order::InOrder;
-use crate::object::{Object, Supply};
+use crate::object::{Object, Supply, UNIT};
 use crate::order::{Order, PackedAt, Unpack};
 use crate::steps::Steps;
 use crate::store::Held;
@@ -29,11 +29,11 @@ use crate::stream::{Packed, PackedFile, Stream};
 use crate::table::Table;
 use crate::version::Known;
 
-/// How many requests are in flight at most.
-const LINES: usize = 8;
+/// How many requests are in flight at most: as many as the tools of large stores have.
+const LINES: usize = 10;
 /// How many bytes one request asks for at most: of what is waited for, and of what is not.
 const RUN: u64 = 4 << 20;
-const PART: u64 = 1 << 20;
+const PART: u64 = 2 << 20;
 /// How far a sequential reader is fetched ahead at most, in bytes; and up to where that doubles each time
 /// that it goes on. Beyond that it is a quarter of what it has read: its end costs no more than that.
 const AHEAD: u64 = 16 << 20;
@@ -59,7 +59,7 @@ const ORDER_MAX: u64 = 8 << 20;
 pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let Fetching { data, table, order, presence, packed, timeout, tell } = fetching;
     let mut order: Order = serde_json::from_slice(&text_of(&File::from(order))?)?;
-    let foreseen = std::mem::take(&mut order.foreseen);
+    let foreseen = order.foreseen.clone();
     let how = Arc::new(How { timeout, tell, state: Mutex::default(), presence: presence.again()? });
     // What a predecessor has brought and not reported.
     presence.set_fails(false);
@@ -70,7 +70,7 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     };
     let object = object(order, data, table, presence, supply, true)?;
     let ahead = foreseen.iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
-    let plan = Plan { has_trace: !foreseen.is_empty(), ahead, ..Plan::default() };
+    let plan = Plan { ahead, ..Plan::default() };
     let fetcher = Fetcher { object, how, chair: Mutex::new(plan), fetching: AtomicUsize::new(0) };
     std::thread::scope(|scope| {
         let spawn = |work: fn(&Fetcher)| {
@@ -100,7 +100,7 @@ fn object(
     supply: Supply,
     predecessor: bool,
 ) -> io::Result<Object> {
-    let Order { meta, boot, record, memory_only, .. } = order;
+    let Order { meta, boot, record, memory_only, foreseen, .. } = order;
     if !meta.is_sound() || (presence.size(), presence.chunk()) != (meta.size, meta.chunk) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is one of another object"));
     }
@@ -109,6 +109,7 @@ fn object(
     let held = Held { meta, path, data, table: Table::of_boot(File::from(table), boot), _temporary: None };
     let mut object = Object::new(held, supply, known, presence, predecessor);
     (object.record, object.memory_only) = (record, memory_only);
+    object.exact = record || !foreseen.is_empty();
     Ok(object)
 }
 
@@ -181,8 +182,6 @@ struct Plan {
     /// Where the look for work goes on.
     next: u64,
     sequences: VecDeque<Sequence>,
-    /// A trace says what is next to each other.
-    has_trace: bool,
     ahead: VecDeque<Range<u64>>,
 }
 
@@ -202,12 +201,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Plan {
     /// A reader waits for the chunks of a run: how many behind it are worth fetching, at most `most`, and at
-    /// first no more than `soon`; `beside` it where nothing is known of the reader.
-    fn follow(&mut self, run: &Range<u64>, beside: u64, soon: u64, most: u64) -> u64 {
+    /// first no more than `soon`; `beside` it where nothing is known of the reader. The least is `unit`.
+    fn follow(&mut self, run: &Range<u64>, unit: u64, beside: u64, soon: u64, most: u64) -> u64 {
         let known = self.sequences.iter().position(|sequence| sequence.next == run.start);
         let mut sequence = known.and_then(|at| self.sequences.remove(at)).unwrap_or_default();
         // One that goes on once is no sequence yet; but what is next to each other is often wanted together.
-        let ahead = if sequence.run < 2 { beside } else { 1 << sequence.run.min(30) };
+        let ahead = if sequence.run < 2 { beside } else { unit << sequence.run.min(30) };
         let ahead = ahead.min(soon.max(sequence.read / 4)).min(most);
         sequence.read += run.end - run.start + ahead;
         sequence.next = run.end + ahead;
@@ -279,30 +278,27 @@ impl Fetcher {
                 return Some(run);
             }
             let most = if self.object.wanted(&run) { 0 } else { AHEAD / chunk };
+            run = self.object.widen(run);
             // What is in the store was fetched with what is beside it, and a trace names that.
-            let beside = u64::from(!plan.has_trace && self.object.lacks(&run));
-            let ahead = plan.follow(&run, beside, SOON / chunk, most);
+            let unit = in_chunks(UNIT);
+            let beside = if !self.object.exact && self.object.lacks(&run) { unit } else { 0 };
+            let ahead = plan.follow(&run, unit, beside, SOON / chunk, most);
             let end = (run.end + ahead).min(self.object.presence.chunks());
             // The first part comes with what is waited for.
             run.end = self.object.claim_more(run.end, end.min(run.end + in_chunks(PART)));
-            let mut from = run.end;
-            while from < end {
-                let part = from..end.min(from + in_chunks(PART));
-                from = part.end;
-                plan.ahead.push_back(part);
+            if run.end < end {
+                plan.ahead.push_back(run.end..end);
             }
             plan.next = run.end;
             return Some(run);
         }
-        while let Some(mut part) = plan.ahead.pop_front() {
-            let len = in_chunks(PART);
-            if part.end - part.start > len {
-                plan.ahead.push_front(part.start + len..part.end);
-                part.end = part.start + len;
+        while let Some(part) = plan.ahead.pop_front() {
+            let run = self.object.claim_in(part.clone(), in_chunks(PART));
+            if run.end < part.end {
+                plan.ahead.push_front(run.end..part.end);
             }
-            let end = self.object.claim_more(part.start, part.end);
-            if end > part.start {
-                return Some(part.start..end);
+            if !run.is_empty() {
+                return Some(run);
             }
         }
         if self.object.is_full() || self.object.memory_only {
@@ -365,7 +361,7 @@ mod tests {
     #[test]
     fn only_a_reader_that_goes_on_is_fetched_ahead() {
         let mut plan = Plan::default();
-        let mut follow = |run: Range<u64>, most| plan.follow(&run, 1, 16, most);
+        let mut follow = |run: Range<u64>, most| plan.follow(&run, 1, 1, 16, most);
         assert_eq!(follow(5..6, 64), 1);
         assert_eq!(follow(90..92, 64), 1);
         assert_eq!(follow(7..8, 64), 1, "once is no sequence");
@@ -378,6 +374,6 @@ mod tests {
         assert_eq!(follow(173..174, 64), 42, "a quarter of what it has read");
         assert_eq!(follow(216..217, 20), 20, "no further than that");
         assert_eq!(follow(500..501, 0), 0, "nothing is fetched ahead");
-        assert_eq!(plan.follow(&(700..701), 0, 16, 64), 0, "nothing beside it");
+        assert_eq!(plan.follow(&(700..701), 1, 0, 16, 64), 0, "nothing beside it");
     }
 }

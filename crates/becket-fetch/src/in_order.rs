@@ -8,9 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use becket_image::ReadAt as _;
 
 use crate::Error;
-use crate::object::{Object, index};
+use crate::object::Object;
 use crate::order::PackedAt;
 use crate::stream::Packed;
+use crate::table::index;
 
 /// How many requests are in flight, and how many bytes each asks for.
 const LINES: usize = 4;

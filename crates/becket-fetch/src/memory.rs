@@ -128,7 +128,12 @@ impl InMemory {
     pub(crate) fn free(presence: &Presence, chunks: &[u64]) -> io::Result<()> {
         presence.depart(chunks.iter().copied());
         let len = presence.chunk();
-        chunks.iter().try_for_each(|chunk| presence.memory().free(chunk * len, len))
+        let mut chunks = chunks.to_vec();
+        chunks.sort_unstable();
+        // Neighbours go by one system call.
+        let runs = chunks.chunk_by(|one, next| one + 1 == *next);
+        runs.filter_map(|run| Some((run.first()? * len, run.len() as u64 * len)))
+            .try_for_each(|(start, len)| presence.memory().free(start, len))
     }
 }
 

@@ -25,6 +25,7 @@ use crate::place::shown;
 use crate::steps::{Room, Steps};
 use crate::store::{Held, checksum};
 use crate::stream::Stream;
+use crate::table::index;
 use crate::trace;
 use crate::version::Known;
 use crate::writing::is_zero;
@@ -32,6 +33,8 @@ use crate::writing::is_zero;
 /// How many bytes one request asks for at most, where they are known to be needed. With 4 MiB, eight requests
 /// at a time spent most of their time on waiting for a server 20 ms away.
 pub(crate) const RUN: u64 = 16 << 20;
+/// What is fetched together around a chunk that is wanted, in bytes.
+pub(crate) const UNIT: u64 = 64 << 10;
 /// After so many bytes they are synced.
 const SYNC_EVERY: u64 = 64 << 20;
 /// For how long a store is taken for full that was.
@@ -61,8 +64,8 @@ pub(crate) struct Object {
     good: AtomicU64,
     changed: Condvar,
     pub(crate) fetched: AtomicU64,
-    /// Chunks that are in the file and maybe not yet on the disk, with their checksums.
-    fresh: Mutex<Vec<(u64, u32)>>,
+    /// Chunks that are in the file and maybe not yet on the disk: the first of a run, and their checksums.
+    fresh: Mutex<Vec<(u64, Vec<u32>)>>,
     /// Where the last read ended, and how far the next is fetched ahead if it begins there.
     pub(crate) reader: Mutex<(u64, u64)>,
     pub(crate) progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
@@ -75,6 +78,9 @@ pub(crate) struct Object {
     full: Mutex<Option<Instant>>,
     /// See [`crate::Options`].
     pub(crate) record: bool,
+    /// Only chunks that are wanted are fetched, and not what is beside them: a trace says what is needed, or
+    /// is being made.
+    pub(crate) exact: bool,
     pub(crate) foreseen: Vec<Range<u64>>,
 }
 
@@ -158,6 +164,7 @@ impl Object {
             memory_only: false,
             full: Mutex::default(),
             record: false,
+            exact: false,
             foreseen: Vec::new(),
         }
     }
@@ -205,9 +212,31 @@ impl Object {
     /// Takes chunks from `from` on as far as nobody looks at them yet, up to `end`; returns where that ends.
     pub(crate) fn claim_more(&self, from: u64, end: u64) -> u64 {
         let mut chunks = lock(&self.chunks);
-        let run = chunks.get_mut(index(from)..index(end)).unwrap_or_default();
-        let free = run.iter_mut().take_while(|chunk| **chunk == Chunk::Unknown);
-        from + free.map(|chunk| *chunk = Chunk::Busy).count() as u64
+        from + take_free(chunks.get_mut(index(from)..index(end)).unwrap_or_default().iter_mut())
+    }
+
+    /// Takes the first chunks of a range at which nobody looks yet, as far as they are beside each other and
+    /// no more than `most`. They are none where the range has none.
+    pub(crate) fn claim_in(&self, range: Range<u64>, most: u64) -> Range<u64> {
+        let mut chunks = lock(&self.chunks);
+        let all = chunks.get_mut(index(range.start)..index(range.end)).unwrap_or_default();
+        let taken = all.iter().take_while(|chunk| **chunk != Chunk::Unknown).count();
+        let first = range.start + taken as u64;
+        first..first + take_free(all.iter_mut().skip(taken).take(index(most)))
+    }
+
+    /// Takes what is beside a run that the caller has taken, and is fetched with it.
+    pub(crate) fn widen(&self, run: Range<u64>) -> Range<u64> {
+        let unit = (UNIT / self.held.meta.chunk).max(1);
+        if self.exact || self.steps().is_some() {
+            return run;
+        }
+        let (first, end) = (run.start / unit * unit, run.end.next_multiple_of(unit));
+        let mut chunks = lock(&self.chunks);
+        let before = chunks.get_mut(index(first)..index(run.start)).unwrap_or_default();
+        let before = take_free(before.iter_mut().rev());
+        drop(chunks);
+        run.start - before..self.claim_more(run.end, end.min(self.held.meta.chunks()))
     }
 
     /// Notes that chunks are wanted, if that is recorded. Says whether it is: then nothing is fetched ahead,
@@ -227,7 +256,7 @@ impl Object {
 
     /// Whether one of these chunks is not in the store.
     pub(crate) fn lacks(&self, run: &Range<u64>) -> bool {
-        run.clone().any(|chunk| self.held.table.get(chunk).is_none())
+        self.held.table.sums(run.clone()).any(|sum| sum.is_none())
     }
 
     /// Whether chunks are there which a power cut would take.
@@ -283,14 +312,15 @@ impl Object {
         Error::store(&self.held.path, what)
     }
 
-    /// Keeps the bytes that came with the first answer, where they are a whole chunk.
+    /// Keeps the bytes that came with the first answer, where they are whole chunks.
     pub(crate) fn take_head(&self, head: &[u8]) -> Result<(), Error> {
-        self.fetched.fetch_add(head.len() as u64, Ordering::Relaxed);
-        let (_, len) = self.held.part(0);
-        if head.len() as u64 >= len && self.held.table.get(0).is_none() {
-            let mut busy = Busy { object: self, run: 0..1 };
+        let (meta, len) = (&self.held.meta, head.len() as u64);
+        self.fetched.fetch_add(len, Ordering::Relaxed);
+        let whole = if len == meta.size { meta.chunks() } else { len / meta.chunk };
+        if whole > 0 && self.held.table.sums(0..whole).all(|sum| sum.is_none()) {
+            let mut busy = Busy { object: self, run: 0..whole };
             let mut coming = self.coming(0);
-            self.came(&mut busy, &mut coming, head.get(..index(len)).unwrap_or_default())?;
+            self.came(&mut busy, &mut coming, head.get(..index(whole * meta.chunk)).unwrap_or(head))?;
         }
         Ok(())
     }
@@ -310,17 +340,21 @@ impl Object {
         }
     }
 
-    /// A chunk is in the file.
-    fn there(&self, chunk: u64, sum: u32) -> Result<(), Error> {
-        match self.held.table.set(chunk, sum, false) {
-            // Without its entry the chunk is there as long as these processes know it.
+    /// Chunks are in the file, from `first` on and with these checksums.
+    fn there(&self, first: u64, mut sums: Vec<u32>) -> Result<(), Error> {
+        match self.held.table.set(first, &sums, false) {
+            // Without their entries the chunks are there as long as these processes know them.
             Err(error) if is_full(&error) => return Ok(()),
             set => set.map_err(self.failed("its table cannot be written"))?,
         }
         let mut fresh = lock(&self.fresh);
-        fresh.push((chunk, sum));
+        match fresh.last_mut().filter(|(start, last)| start + last.len() as u64 == first) {
+            Some((_, last)) => last.append(&mut sums),
+            None => fresh.push((first, sums)),
+        }
+        let count: u64 = fresh.iter().map(|(_, sums)| sums.len() as u64).sum();
         // What is decoded can be decoded again, and is synced when all is there.
-        let due = self.steps().is_none() && fresh.len() as u64 * self.held.meta.chunk >= SYNC_EVERY;
+        let due = self.steps().is_none() && count * self.held.meta.chunk >= SYNC_EVERY;
         drop(fresh);
         if due { self.sync() } else { Ok(()) }
     }
@@ -333,7 +367,7 @@ impl Object {
         }
         let write = || {
             self.held.data.sync_data()?;
-            fresh.iter().try_for_each(|(chunk, sum)| self.held.table.set(*chunk, *sum, true))?;
+            fresh.iter().try_for_each(|(first, sums)| self.held.table.set(*first, sums, true))?;
             self.held.table.sync()
         };
         write().map_err(self.failed("it cannot be synced"))
@@ -370,16 +404,19 @@ impl Object {
             }
             chunks.get_mut(index(first)..index(end)).unwrap_or_default().fill(Chunk::Busy);
             drop(chunks);
-            self.fill(Busy { object: self, run: first..end })?;
+            self.fill(Busy { object: self, run: self.widen(first..end) })?;
         }
     }
 
     /// Compares the chunks of a run that are there with their checksums, and fetches the others.
     fn fill(&self, mut busy: Busy<'_>) -> Result<(), Error> {
         let mut buffer = Vec::new();
+        let first = busy.run.start;
+        let sums: Vec<Option<u32>> = self.held.table.sums(busy.run.clone()).collect();
         while busy.run.start < busy.run.end {
             let chunk = busy.run.start;
-            if let Some(sum) = self.held.table.get(chunk) {
+            let known = sums.get(index(chunk - first)..).unwrap_or_default();
+            if let Some(Some(sum)) = known.first().copied() {
                 buffer.resize(128 << 10, 0);
                 let (start, len) = self.held.part(chunk);
                 let found = checksum(&self.held.data, start, len, &mut buffer);
@@ -387,14 +424,13 @@ impl Object {
                     busy.good(chunk + 1, Where::File);
                     continue;
                 }
-                let clear = self.held.table.clear(chunk).and_then(|()| digest::forget(&self.held));
+                let clear = self.held.table.clear(chunk..chunk + 1).and_then(|()| digest::forget(&self.held));
                 clear.map_err(self.failed("its table cannot be written"))?;
             }
             // One that is to be decoded was damaged in the store. Its turn comes, and that of the rest.
             let Supply::Server(client) = &self.supply else { return Ok(()) };
-            let missing = |at: &u64| self.held.table.get(*at).is_none();
-            let end = (chunk + 1..busy.run.end).take_while(missing).last().map_or(chunk + 1, |last| last + 1);
-            self.fetch(client, &mut busy, chunk..end)?;
+            let more = known.iter().skip(1).take_while(|sum| sum.is_none()).count() as u64;
+            self.fetch(client, &mut busy, chunk..chunk + 1 + more)?;
         }
         self.check_whole()
     }
@@ -412,8 +448,7 @@ impl Object {
         self.good.store(0, Ordering::Relaxed);
         self.mark(0..count, Chunk::Unknown);
         lock(&self.fresh).clear();
-        let clear = (0..count).try_for_each(|chunk| self.held.table.clear(chunk));
-        clear.map_err(self.failed("its table cannot be written"))?;
+        self.held.table.clear(0..count).map_err(self.failed("its table cannot be written"))?;
         let why = "its bytes are not those of its digest".to_owned();
         Err(Error::Changed { url: shown(&self.held.meta.url), why })
     }
@@ -456,7 +491,7 @@ impl Object {
         drop(chunks);
         let mut busy = Busy { object: self, run: chunk..chunk + 1 };
         self.put(stream, bytes, self.held.part(chunk).0)?;
-        self.there(chunk, crc32fast::hash(bytes))?;
+        self.there(chunk, vec![crc32fast::hash(bytes)])?;
         busy.good(chunk + 1, Where::File);
         Ok(())
     }
@@ -500,6 +535,7 @@ impl Object {
             coming.place = Where::Memory;
             self.move_start(coming)?;
         }
+        let (first, mut sums) = (coming.chunk, Vec::new());
         while !bytes.is_empty() {
             let (first, size) = self.held.part(coming.chunk);
             let (now, rest) = bytes.split_at(bytes.len().min(index(first + size - coming.at)));
@@ -510,17 +546,20 @@ impl Object {
             coming.at += now.len() as u64;
             bytes = rest;
             if coming.at == first + size {
-                let sum = std::mem::take(&mut coming.hash).finalize();
-                if coming.place == Where::File {
-                    self.there(coming.chunk, sum)?;
+                sums.push(std::mem::take(&mut coming.hash).finalize());
+                if coming.place == Where::Memory {
+                    busy.good(coming.chunk + 1, coming.place);
                 }
-                busy.good(coming.chunk + 1, coming.place);
                 if std::mem::take(&mut coming.taken) {
                     // From now on it can go.
                     self.memory.is_whole(coming.chunk);
                 }
                 coming.chunk += 1;
             }
+        }
+        if coming.place == Where::File && !sums.is_empty() {
+            self.there(first, sums)?;
+            busy.good(coming.chunk, coming.place);
         }
         Ok(())
     }
@@ -563,9 +602,9 @@ impl Drop for Object {
     }
 }
 
-/// An index into memory; numbers of chunks always fit.
-pub(crate) fn index(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
+/// Takes chunks as far as nobody looks at them yet, and counts them.
+fn take_free<'a>(chunks: impl Iterator<Item = &'a mut Chunk>) -> u64 {
+    chunks.take_while(|chunk| **chunk == Chunk::Unknown).map(|chunk| *chunk = Chunk::Busy).count() as u64
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ const CHUNKS: u64 = 4096;
 /// An object of which nothing is there, in a store of its own.
 fn object(store: &tempfile::TempDir) -> Object {
     let place = Place::parse("http://127.0.0.1:1/x".as_ref()).unwrap();
-    let known = Known { version: Version::Etag("\"1\"".to_owned()), size: CHUNKS << 16 };
+    let known = Known { version: Version::Etag("\"1\"".to_owned()), size: CHUNKS << 13 };
     let held = Store::open(Some(store.path())).unwrap().hold(&place, &known).unwrap();
     let client = Client::new(&place.url, &Access::of_user(&place.url).unwrap(), Duration::ZERO).unwrap();
     let presence = Presence::new(held.meta.size, held.meta.chunk).unwrap();
@@ -26,7 +26,7 @@ fn object(store: &tempfile::TempDir) -> Object {
 fn a_look_for_work_ends_whatever_comes_meanwhile() {
     let store = tempfile::tempdir().unwrap();
     let object = Arc::new(object(&store));
-    object.presence.ask(0, CHUNKS << 16);
+    object.presence.ask(0, CHUNKS << 13);
     assert_eq!(object.claim(0, false, CHUNKS, &|_| true), Some(0..CHUNKS));
     let (looks, ends) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let until = Instant::now() + Duration::from_secs(2);
@@ -54,4 +54,34 @@ fn a_look_for_work_ends_whatever_comes_meanwhile() {
     }
     ends.store(true, Ordering::Relaxed);
     thread.join().unwrap();
+}
+
+/// Readers ask for what they need; what is beside it comes with it, unless a trace says otherwise.
+#[test]
+fn what_is_taken_is_free_and_is_beside_what_is_wanted() {
+    let store = tempfile::tempdir().unwrap();
+    let mut object = object(&store);
+    let unit = UNIT / object.held.meta.chunk;
+    assert_eq!(unit, 8);
+    object.presence.ask(19 << 13, 1);
+    assert_eq!(object.claim(0, false, CHUNKS, &|_| true), Some(19..CHUNKS), "all of them are wanted");
+    object.mark(19..CHUNKS, Chunk::Unknown);
+    assert_eq!(object.claim(0, false, CHUNKS, &|at| object.presence.is_wanted(at)), Some(19..20));
+    assert_eq!(object.widen(19..20), 16..24);
+    assert_eq!(object.claim_more(24, 26), 26);
+    assert_eq!(object.claim_more(24, 26), 24, "they are taken");
+    assert_eq!(object.claim_in(10..30, 4), 10..14);
+    assert_eq!(object.claim_in(10..30, 4), 14..16, "the next is taken");
+    assert_eq!(object.claim_in(10..30, 4), 26..30);
+    assert!(object.claim_in(10..30, 4).is_empty());
+    object.mark(8..32, Chunk::Unknown);
+    assert_eq!(object.claim_in(11..12, 1), 11..12);
+    assert_eq!(object.claim_in(13..14, 1), 13..14);
+    assert_eq!(object.widen(13..14), 12..16, "no further than what another thread looks at");
+    object.exact = true;
+    assert_eq!(object.claim_in(27..28, 1), 27..28);
+    assert_eq!(object.widen(27..28), 27..28);
+    object.exact = false;
+    assert_eq!(object.claim_in(CHUNKS - 1..CHUNKS, 1), CHUNKS - 1..CHUNKS);
+    assert_eq!(object.widen(CHUNKS - 1..CHUNKS), CHUNKS - 8..CHUNKS);
 }

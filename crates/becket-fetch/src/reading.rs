@@ -13,10 +13,11 @@ use becket_image::{Filler, Reach, ReadAt};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
-use crate::object::{Chunk, Object, RUN, Supply, index, lock};
+use crate::object::{Chunk, Object, RUN, Supply, UNIT, lock};
 use crate::order::{Order, Unpack};
 use crate::place::shown;
 use crate::steps::Steps;
+use crate::table::index;
 use crate::trace;
 
 /// How far a sequential reader is fetched ahead at most, in bytes.
@@ -36,10 +37,10 @@ impl Object {
     fn ahead(&self, start: u64, end: u64) -> u64 {
         let mut reader = lock(&self.reader);
         let goes_on = start == reader.0;
-        reader.1 = if goes_on { (reader.1 * 2).clamp(self.held.meta.chunk, AHEAD) } else { 0 };
+        reader.1 = if goes_on { (reader.1 * 2).clamp(UNIT, AHEAD) } else { 0 };
         reader.0 = end;
         // Two reads in a row are no sequence yet.
-        if reader.1 > self.held.meta.chunk { reader.1 } else { 0 }
+        if reader.1 > UNIT { reader.1 } else { 0 }
     }
 
     /// Reads bytes whose chunks were brought. Chunks evicted from memory meanwhile are brought again.

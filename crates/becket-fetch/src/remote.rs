@@ -13,9 +13,10 @@ use becket_image::{Fillers, Identity};
 use crate::Error;
 use crate::access::Access;
 use crate::client::{Client, Waiting};
-use crate::object::{Object, RUN, Supply, index};
+use crate::object::{Object, RUN, Supply};
 use crate::place::Place;
 use crate::store::Store;
+use crate::table::index;
 use crate::trace;
 use crate::version::Version;
 
@@ -94,7 +95,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let mut object = Object::new(held, Supply::Server(client), known, table, false);
     object.memory_only = options.no_store;
     object.progress = options.progress.clone();
-    object.record = options.record;
+    (object.record, object.exact) = (options.record, options.record || !options.foreseen.is_empty());
     object.foreseen.clone_from(&options.foreseen);
     let object = Arc::new(object);
     object.take_head(&head)?;

@@ -39,6 +39,9 @@ const LAYOUT: &str = "v1";
 pub(crate) const SIZE_MAX: u64 = 16 << 40;
 /// The largest description of an object that is read, in bytes.
 const META_MAX: u64 = 64 << 10;
+/// The smallest chunk of an object that is fetched, in bytes. Larger ones bring more than a start needs; what
+/// is decoded comes in its order, and its chunks need not be as small.
+const SMALLEST: u64 = 8 << 10;
 /// How often an object that others remove meanwhile is looked for.
 const LOOKS: u32 = 8;
 
@@ -57,7 +60,8 @@ pub(crate) struct Meta {
 
 impl Meta {
     pub(crate) fn of(url: &str, version: &Version, size: u64, name: &str) -> Meta {
-        let chunk = size.div_ceil(CHUNKS).next_power_of_two().max(CHUNK);
+        let unpacked = matches!(version, Version::Unpacked(_));
+        let chunk = size.div_ceil(CHUNKS).next_power_of_two().max(if unpacked { CHUNK } else { SMALLEST });
         Meta { url: url.to_owned(), version: version.clone(), size, chunk, name: name.to_owned() }
     }
 
@@ -84,7 +88,7 @@ impl Meta {
     pub(crate) fn is_sound(&self) -> bool {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
         self.chunk.is_power_of_two()
-            && self.chunk >= CHUNK
+            && self.chunk >= SMALLEST
             && (1..=SIZE_MAX).contains(&self.size)
             && self.chunks() <= CHUNKS
             && !self.name.is_empty()
@@ -242,7 +246,8 @@ impl Store {
         if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        if found != *meta {
+        // Earlier versions of becket made larger chunks.
+        if (Meta { chunk: found.chunk, ..meta.clone() }) != found {
             return Ok(None);
         }
         let data = open(&path)?;
@@ -406,13 +411,13 @@ impl Store {
         let Some(held) = self.look(&entry.dir, &meta).map_err(failed())? else { return Err(missing()) };
         let mut verified = Verified { good: 0, damaged: 0 };
         let mut buffer = vec![0; 128 << 10];
-        for chunk in 0..held.meta.chunks() {
-            let Some(sum) = held.table.get(chunk) else { continue };
+        for (chunk, sum) in (0..).zip(held.table.sums(0..held.meta.chunks())) {
+            let Some(sum) = sum else { continue };
             let (start, len) = held.part(chunk);
             match checksum(&held.data, start, len, &mut buffer).map_err(failed())? == sum {
                 true => verified.good += len,
                 false => {
-                    held.table.clear(chunk).map_err(failed())?;
+                    held.table.clear(chunk..chunk + 1).map_err(failed())?;
                     verified.damaged += len;
                 }
             }
@@ -442,7 +447,7 @@ pub fn complete(path: &Path) -> Result<Fillers, Error> {
         return Ok(fillers);
     };
     let table = File::open(dir.join("table")).and_then(Table::new);
-    if table.is_ok_and(|table| (0..meta.chunks()).all(|chunk| table.get(chunk).is_some())) {
+    if table.is_ok_and(|table| table.sums(0..meta.chunks()).all(|sum| sum.is_some())) {
         if let Ok(file) = fs::metadata(&host) {
             fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
         }
@@ -514,7 +519,8 @@ fn describe(dir: PathBuf) -> Option<Entry> {
     let meta = read_meta(&dir).ok().flatten()?;
     let table = Table::new(File::open(dir.join("table")).ok()?).ok()?;
     let path = dir.join("data").join(&meta.name);
-    let stored = (0..meta.chunks()).filter(|chunk| table.get(*chunk).is_some()).map(|chunk| {
+    let there = (0_u64..).zip(table.sums(0..meta.chunks())).filter(|(_, sum)| sum.is_some());
+    let stored = there.map(|(chunk, _)| {
         let start = chunk.saturating_mul(meta.chunk);
         meta.chunk.min(meta.size.saturating_sub(start))
     });

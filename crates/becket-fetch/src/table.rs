@@ -7,10 +7,13 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
 /// What an entry needs, in bytes.
 const ENTRY: u64 = 8;
+/// How many entries are read at once.
+const AT_ONCE: u64 = 4096;
 /// The tag of chunks that are on the disk.
 const DURABLE: [u8; 16] = *b"becket: on disk.";
 
@@ -38,44 +41,62 @@ impl Table {
         (&self.file, self.boot)
     }
 
+    /// The entries of some chunks: each chunk, its checksum and its seal. What cannot be read is zero.
+    fn entries(&self, chunks: Range<u64>) -> impl Iterator<Item = (u64, u32, u32)> + '_ {
+        chunks.clone().step_by(index(AT_ONCE)).flat_map(move |first| {
+            let mut bytes = vec![0; index((chunks.end - first).min(AT_ONCE) * ENTRY)];
+            if self.file.read_exact_at(&mut bytes, first.saturating_mul(ENTRY)).is_err() {
+                bytes.fill(0);
+            }
+            let entries: Vec<_> =
+                bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect();
+            // The checksum comes first, and the lower half of a number, too.
+            (first..).zip(entries).map(|(chunk, entry)| (chunk, entry as u32, (entry >> 32) as u32))
+        })
+    }
+
+    /// The checksums of those of some chunks that are there, in their order.
+    pub(crate) fn sums(&self, chunks: Range<u64>) -> impl Iterator<Item = Option<u32>> + '_ {
+        self.entries(chunks).map(|(chunk, sum, found)| {
+            let is_of = |tag| seal(chunk, sum, tag) == found;
+            (found != 0 && (is_of(&DURABLE) || is_of(&self.boot))).then_some(sum)
+        })
+    }
+
     /// The checksum of a chunk that is there.
     pub(crate) fn get(&self, chunk: u64) -> Option<u32> {
-        let mut entry = [0; ENTRY as usize];
-        self.file.read_exact_at(&mut entry, chunk.checked_mul(ENTRY)?).ok()?;
-        let [a, b, c, d, e, f, g, h] = entry;
-        let (sum, found) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
-        [DURABLE, self.boot].iter().any(|tag| seal(chunk, sum, tag) == found).then_some(sum)
+        self.sums(chunk..chunk.saturating_add(1)).next().flatten()
     }
 
     /// Whether none of the first chunks, which all are there, is lost by a power cut.
     pub(crate) fn is_durable(&self, chunks: u64) -> bool {
-        let is = |chunk: u64| {
-            let mut entry = [0; ENTRY as usize];
-            let read = self.file.read_exact_at(&mut entry, chunk.saturating_mul(ENTRY));
-            let [a, b, c, d, e, f, g, h] = entry;
-            let (sum, found) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
-            read.is_ok() && seal(chunk, sum, &DURABLE) == found
-        };
-        (0..chunks).all(is)
+        self.entries(0..chunks).all(|(chunk, sum, found)| seal(chunk, sum, &DURABLE) == found)
     }
 
-    /// A chunk is in the file, with this checksum; `durable` once it is on the disk.
-    pub(crate) fn set(&self, chunk: u64, sum: u32, durable: bool) -> io::Result<()> {
+    /// Chunks are in the file, from `first` on and with these checksums; `durable` once they are on the disk.
+    pub(crate) fn set(&self, first: u64, sums: &[u32], durable: bool) -> io::Result<()> {
         let tag = if durable { &DURABLE } else { &self.boot };
-        let mut entry = [0; ENTRY as usize];
-        let bytes = sum.to_le_bytes().into_iter().chain(seal(chunk, sum, tag).to_le_bytes());
-        entry.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
-        self.file.write_all_at(&entry, chunk.saturating_mul(ENTRY))
+        let entry = |(chunk, sum): (u64, &u32)| {
+            (u64::from(seal(chunk, *sum, tag)) << 32 | u64::from(*sum)).to_le_bytes()
+        };
+        let entries: Vec<u8> = (first..).zip(sums).flat_map(entry).collect();
+        self.file.write_all_at(&entries, first.saturating_mul(ENTRY))
     }
 
-    /// A chunk is not there, or is damaged.
-    pub(crate) fn clear(&self, chunk: u64) -> io::Result<()> {
-        self.file.write_all_at(&[0; ENTRY as usize], chunk.saturating_mul(ENTRY))
+    /// Chunks are not there, or are damaged.
+    pub(crate) fn clear(&self, chunks: Range<u64>) -> io::Result<()> {
+        let len = (chunks.end.saturating_sub(chunks.start)).saturating_mul(ENTRY);
+        self.file.write_all_at(&vec![0; index(len)], chunks.start.saturating_mul(ENTRY))
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
+}
+
+/// An index into memory; numbers of chunks always fit.
+pub(crate) fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 /// Ties an entry to its place and its tag. An entry of zeroes has none.
@@ -95,8 +116,8 @@ mod tests {
     fn an_entry_counts_at_its_place_only_and_until_the_next_boot_or_for_ever() {
         let mut table = Table::new(tempfile::tempfile().unwrap()).unwrap();
         assert_eq!(table.get(0), None);
-        table.set(3, 7, false).unwrap();
-        table.set(4, 8, true).unwrap();
+        table.set(3, &[7], false).unwrap();
+        table.set(4, &[8], true).unwrap();
         assert_eq!((table.get(3), table.get(4), table.get(5)), (Some(7), Some(8), None));
         let mut entry = [0; 8];
         table.file.read_exact_at(&mut entry, 24).unwrap();
@@ -105,13 +126,29 @@ mod tests {
         table.boot = [1; 16];
         assert_eq!((table.get(3), table.get(4)), (None, Some(8)), "the machine was switched off");
         for bit in 0..64 {
-            table.set(9, 0x1234_5678, true).unwrap();
+            table.set(9, &[0x1234_5678], true).unwrap();
             table.file.read_exact_at(&mut entry, 72).unwrap();
             entry[bit / 8] ^= 1 << (bit % 8);
             table.file.write_all_at(&entry, 72).unwrap();
             assert_eq!(table.get(9), None, "bit {bit}");
         }
-        table.clear(4).unwrap();
+        table.clear(4..5).unwrap();
         assert_eq!(table.get(4), None);
+    }
+
+    #[test]
+    fn many_entries_are_as_single_ones() {
+        let table = Table::new(tempfile::tempfile().unwrap()).unwrap();
+        let sums: Vec<u32> = (0..9000).collect();
+        table.set(10, &sums, true).unwrap();
+        assert!(!table.is_durable(9010) && !table.is_durable(1));
+        table.set(0, &[5; 10], true).unwrap();
+        assert!(table.is_durable(9010) && !table.is_durable(9011));
+        let expected: Vec<_> = [5; 10].into_iter().chain(sums).map(Some).collect();
+        assert_eq!(table.sums(0..9010).collect::<Vec<_>>(), expected);
+        assert_eq!(table.get(9009), Some(8999));
+        table.clear(4000..5000).unwrap();
+        assert_eq!(table.sums(0..9010).flatten().count(), 8010);
+        assert_eq!(table.sums(9000..9020).flatten().count(), 0, "they are not in the file as a whole");
     }
 }

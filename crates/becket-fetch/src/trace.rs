@@ -15,6 +15,11 @@ use rustix::io::{ReadWriteFlags, pwritev2};
 const NOTE: usize = 16;
 /// The longest file of a trace, and how much is read of notes, in bytes.
 const LONGEST: u64 = 16 << 20;
+/// How much of a trace is fetched in the order of the object, in bytes, and not in that of the trace: what is
+/// beside each other then comes by one request.
+const TOGETHER: u64 = 8 << 20;
+/// The longest gap between two parts that come by one request, in bytes.
+const GAP: u64 = 16 << 10;
 /// The first line of such a file.
 const HEAD: &str = "# becket trace 1";
 
@@ -86,18 +91,20 @@ pub fn read(path: &Path) -> io::Result<Vec<Range<u64>>> {
     Ok(ranges)
 }
 
-/// Ranges of chunks in their order, each chunk once and none behind the end; neighbours are one.
+/// The chunks of ranges, each once and none behind the end, in runs of which each is worth a request: nearly
+/// in their order.
 pub(crate) fn in_chunks(ranges: &[Range<u64>], chunk: u64, size: u64) -> Vec<Range<u64>> {
-    let (mut seen, mut found) = (std::collections::HashSet::new(), Vec::<Range<u64>>::new());
+    let (mut seen, mut order) = (std::collections::HashSet::new(), Vec::new());
     for range in ranges {
         let end = range.end.min(size);
-        for at in range.start.min(end) / chunk..end.div_ceil(chunk) {
-            if seen.insert(at) {
-                match found.last_mut().filter(|last| last.end == at) {
-                    Some(last) => last.end += 1,
-                    None => found.push(at..at + 1),
-                }
-            }
+        order.extend((range.start.min(end) / chunk..end.div_ceil(chunk)).filter(|at| seen.insert(*at)));
+    }
+    let mut found = Vec::<Range<u64>>::new();
+    for together in order.chunks_mut(usize::try_from(TOGETHER / chunk).unwrap_or(1).max(1)) {
+        together.sort_unstable();
+        let near = |one: &u64, next: &u64| next - one - 1 <= GAP / chunk;
+        for run in together.chunk_by(near) {
+            found.extend(run.first().zip(run.last()).map(|(first, last)| *first..last + 1));
         }
     }
     found
@@ -123,6 +130,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_beside_each_other_comes_by_one_request_and_what_is_needed_first_comes_first() {
+        const CHUNK: u64 = 8 << 10;
+        let chunks = |ranges: &[Range<u64>]| {
+            let bytes: Vec<_> = ranges.iter().map(|run| run.start * CHUNK..run.end * CHUNK).collect();
+            in_chunks(&bytes, CHUNK, 1 << 30)
+        };
+        assert_eq!(chunks(&[9..10, 4..5, 12..14, 4..6, 8..9]), std::slice::from_ref(&(4..14)));
+        assert_eq!(chunks(&[20..21, 4..5, 7..9]), [4..9, 20..21], "two chunks between them");
+        assert_eq!(chunks(&[20..21, 4..5, 8..9]), [4..5, 8..9, 20..21], "three are too many");
+        let many = TOGETHER / CHUNK;
+        assert_eq!(chunks(&[many..2 * many, 0..many]), [many..2 * many, 0..many]);
+    }
+
+    #[test]
     fn a_file_says_what_was_written_and_nothing_else_is_one() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("trace");
@@ -130,7 +151,7 @@ mod tests {
         std::fs::write(&path, written(&needs)).unwrap();
         let ranges = read(&path).unwrap();
         assert_eq!(ranges, [65_536..196_608, 0..65_536]);
-        assert_eq!(in_chunks(&ranges, 65_536, 150_000), [1..3, 0..1]);
+        assert_eq!(in_chunks(&ranges, 65_536, 150_000), std::slice::from_ref(&(0..3)));
         assert_eq!(
             in_chunks(&[5..6, 0..70_000, 1 << 40..u64::MAX], 65_536, 65_537),
             std::slice::from_ref(&(0..2))

@@ -52,7 +52,7 @@ impl Store {
         };
         let Some(held) = held else { return Ok(Unpacked::Nothing) };
         let last = held.meta.chunks() - 1;
-        let missing = (0..last).filter(|chunk| held.table.get(*chunk).is_none()).count();
+        let missing = held.table.sums(0..last).filter(Option::is_none).count();
         Ok(match (missing, held.table.get(last)) {
             (0, None) => Unpacked::Unended,
             (0, Some(_)) if held.is_sound().map_err(failed("it cannot be read"))? => {
@@ -134,7 +134,7 @@ impl Store {
             };
             let table = Table::new(create(new.join("table"))?)?;
             // A power cut before the kernel has written the file takes it; the death of a process does not.
-            (0..).zip(sums).try_for_each(|(chunk, sum)| table.set(chunk, *sum, false))?;
+            table.set(0, sums, false)?;
             let mut described = create(new.join("meta.json"))?;
             described.write_all(&serde_json::to_vec(meta)?)?;
             described.sync_all()?;
@@ -151,8 +151,9 @@ impl Held {
     /// Whether all chunks are there, and as their checksums say. Then a power cut takes none of them.
     fn is_sound(&self) -> io::Result<bool> {
         let mut buffer = vec![0; 128 << 10];
-        for chunk in 0..self.meta.chunks() {
-            let Some(sum) = self.table.get(chunk) else { return Ok(false) };
+        let sums: Vec<Option<u32>> = self.table.sums(0..self.meta.chunks()).collect();
+        for (chunk, sum) in (0..).zip(&sums) {
+            let Some(sum) = *sum else { return Ok(false) };
             let (start, len) = self.part(chunk);
             if checksum(&self.data, start, len, &mut buffer)? != sum {
                 return Ok(false);
@@ -160,8 +161,7 @@ impl Held {
         }
         if !self.table.is_durable(self.meta.chunks()) {
             self.data.sync_data()?;
-            let sums = (0..self.meta.chunks()).filter_map(|chunk| Some((chunk, self.table.get(chunk)?)));
-            sums.into_iter().try_for_each(|(chunk, sum)| self.table.set(chunk, sum, true))?;
+            self.table.set(0, &sums.into_iter().flatten().collect::<Vec<_>>(), true)?;
         }
         Ok(true)
     }

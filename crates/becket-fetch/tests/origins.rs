@@ -14,7 +14,9 @@ use std::{
 use becket_fetch::{Options, Place, Remote, Store, open};
 use becket_testkit::origin::{Origin, Reply};
 
+/// What is fetched together, in bytes, and the smallest chunk.
 const CHUNK: usize = 64 << 10;
+const SMALLEST: u64 = 8 << 10;
 
 /// Bytes that differ everywhere, so that a wrong place shows.
 fn body(chunks: usize, seed: u64) -> Vec<u8> {
@@ -274,12 +276,12 @@ fn a_flipped_bit_is_fetched_again_and_a_damaged_object_is_made_anew() {
     let remote = get(&origin, store.path()).unwrap();
     assert!(bring(&remote, 0..bytes.len()).unwrap());
     assert_eq!(std::fs::read(&path).unwrap(), bytes);
-    assert_eq!(origin.sent() - sent, 1 + CHUNK as u64, "the first answer and the damaged chunk");
+    assert_eq!(origin.sent() - sent, 1 + SMALLEST, "the first answer and the damaged chunk");
     drop(remote);
     flip(&path, 3);
     let entry = kept.list().unwrap().remove(0);
     let verified = kept.verify(&entry, &mut |_| {}).unwrap();
-    assert_eq!((verified.damaged, verified.good), (CHUNK as u64, bytes.len() as u64 - CHUNK as u64));
+    assert_eq!((verified.damaged, verified.good), (SMALLEST, bytes.len() as u64 - SMALLEST));
     // Every other file of it.
     let dir = path.parent().unwrap().parent().unwrap().to_owned();
     let damages: [fn(&Path, &Path); 4] = [

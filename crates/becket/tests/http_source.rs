@@ -424,6 +424,6 @@ fn what_store_prints_for_programs_has_all_fields() {
     let data = fs::read(object["path"].as_str().unwrap()).unwrap();
     fs::write(object["path"].as_str().unwrap(), [&[8], &data[1..]].concat()).unwrap();
     let verified = run(&place, &["--json", "store", "verify"]);
-    assert_eq!((verified.code, &verified.json()["verified"][0]["damaged"]), (1, &65_536.into()));
+    assert_eq!((verified.code, &verified.json()["verified"][0]["damaged"]), (1, &8192.into()));
     assert_eq!(json(&["store", "drop", &url])["dropped"][0]["size"], 200_000);
 }

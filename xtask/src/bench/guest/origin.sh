@@ -6,6 +6,7 @@ lock, sent, size = threading.Lock(), [0, 0], os.path.getsize(path)
 class Origin(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 20
+    disable_nagle_algorithm = True
     def answer(self, body):
         time.sleep(latency)
         words = self.headers.get("Range", "")[6:].split("-")

@@ -246,15 +246,26 @@ impl Presence {
 
     /// Asks for the chunks of a range of bytes that are not there.
     pub fn ask(&self, offset: u64, len: u64) {
-        for chunk in self.chunks_of(offset, len).filter(|chunk| !self.has(*chunk)) {
-            self.set_bit(Which::Wanted, chunk);
-        }
-        self.count(ASKED);
+        self.ask_in(Which::Wanted, self.chunks_of(offset, len));
     }
 
     /// The same for when nobody waits for anything.
     pub fn ask_later(&self, offset: u64, len: u64) {
-        self.chunks_of(offset, len).for_each(|chunk| self.set_bit(Which::Later, chunk));
+        self.ask_in(Which::Later, self.chunks_of(offset, len));
+    }
+
+    /// Sets the bits of a word at once, so that the fetcher sees few requests and not many.
+    fn ask_in(&self, which: Which, chunks: Range<u64>) {
+        let mut at = chunks.start;
+        while at < chunks.end {
+            let end = chunks.end.min((at / 32 + 1) * 32);
+            let bits = (u64::from(u32::MAX) >> (32 - (end - at))) << (at % 32);
+            if let (Some((word, _)), Some((there, _))) = (self.word(which, at), self.word(Which::There, at)) {
+                let missing = !there.load(Ordering::Acquire);
+                word.fetch_or(u32::try_from(bits).unwrap_or(u32::MAX) & missing, Ordering::SeqCst);
+            }
+            at = end;
+        }
         self.count(ASKED);
     }
 

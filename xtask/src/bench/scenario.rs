@@ -260,12 +260,13 @@ Reads over NBD and a unix socket, by one client for all servers, which sends man
 call. *memory*: of a file of tmpfs. *cached*: of a file on the checkout's disk, from the page cache.
 *d64* and *d1* are random reads of 4 KiB at depth 64 and 1, *256k* sequential ones of 256 KiB at depth 8.
 *cpu-us* is the server's CPU time of one I/O, and *calls* its system calls. *fio-iops* is with fio's
-engine. *copy-s* is the time of `nbdcopy` for a sparse image, a tenth of which is data. *nbdkit* has its
+engine. *copy-s* is the time of `nbdcopy` for a sparse image, a tenth of which is data. *tls-s* is its time for
+a GiB over TLS, and *tls-cpu-s* that of the server's processes. *nbdkit* has its
 plugin file, *null* is nbdkit without any image: what the client can reach.",
         places: &[Place {
             ground: Ground::Host { memory: true },
             variables: "ENTRANTS=(becket nbdkit null qsd qemu-nbd) ROUNDS=5 SECONDS_EACH=2 MIB=256 \
-                        FIO=1 COPY=1 WAYS=(memory cached)",
+                        FIO=1 COPY=1 TLS=1 WAYS=(memory cached)",
             short: "ROUNDS=1 SECONDS_EACH=1 MIB=20 WAYS=(cached)",
             script: &[include_str!("guest/nbd.sh")],
             ..PLACE

@@ -73,8 +73,12 @@ nbd_client() {
 }
 # The process of the only worker.
 worker_pid() { "$BECKET" list --json | sed -n 's/.*"worker_pid": *\([0-9]*\).*/\1/p' | head -n 1; }
-# Ticks of the processor that the process $PID has used: a hundredth of a second each.
-ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$PID/stat"; }
+# Ticks of the processor that the process $PID has used, or all of several: a hundredth of a second each.
+ticks() {
+    local pid files=()
+    for pid in $PID; do files+=("/proc/$pid/stat"); done
+    awk '{ sub(/.*\) /, ""); all += $12 + $13 } END { print all }' "${files[@]}"
+}
 # The loop devices whose images lie in $WORK, whichever contestant attached them: a number may have been
 # reused.
 detach_ours() {

@@ -1,6 +1,6 @@
 # Reads of an export over NBD and a unix socket, by a client that batches and is the same for all servers.
-# Expects SECONDS_EACH, MIB, FIO, COPY, WAYS (memory: a file of tmpfs; cached: one of this disk, in the page
-# cache).
+# Expects SECONDS_EACH, MIB, FIO, COPY, TLS, WAYS (memory: a file of tmpfs; cached: one of this disk, in the
+# page cache).
 nbd_client
 in_memory
 mkdir "$WORK/disk"
@@ -14,17 +14,23 @@ for ((part = 0; part < 10; part++)); do
         fail "no room for a sparse image"
 done
 sync
-# serve ENTRANT IMAGE: sets PID. Every server calls its export "image".
+if [[ $TLS == 1 ]]; then
+    PKI=$WORK/pki
+    mkdir "$PKI" && openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost \
+        -addext subjectAltName=DNS:localhost -keyout "$PKI/server-key.pem" -out "$PKI/server-cert.pem" \
+        2>"$SAID" && cp "$PKI/server-cert.pem" "$PKI/ca-cert.pem" || fail "no certificate: $(cat "$SAID")"
+fi
+# serve ENTRANT IMAGE [OPTION...]: sets PID. Every server calls its export "image".
 serve() {
     local blockdev="driver=file,node-name=f,filename=$2"
     OTHER=
     case $1 in
     becket)
-        "$BECKET" export --nbd "unix:$SOCKET" --name image --direct-io off "$2" >"$SAID" 2>&1 || return
+        "$BECKET" export --nbd "unix:$SOCKET" --name image --direct-io off "${@:3}" "$2" >"$SAID" 2>&1 || return
         PID=$(worker_pid)
         return
         ;;
-    nbdkit) nbdkit -f -U "$SOCKET" file "$2" >"$SAID" 2>&1 & ;;
+    nbdkit) nbdkit -f -U "$SOCKET" "${@:3}" file "$2" >"$SAID" 2>&1 & ;;
     null) nbdkit -f -U "$SOCKET" null "size=${MIB}M" >"$SAID" 2>&1 & ;;
     qsd)
         qemu-storage-daemon --blockdev "$blockdev" --blockdev driver=raw,node-name=r,file=f \
@@ -106,5 +112,23 @@ turn() { # ENTRANT
         rm -f "$SHARED/copy"
         unserve "$1"
     fi
+    [[ $TLS != 1 ]] || secure "$1"
+}
+# secure ENTRANT: all bytes four times over TLS: the time, and that of the processes that serve, for a GiB.
+secure() {
+    local uri="nbds+unix:///image?socket=$SOCKET&tls-certificates=$PKI&tls-hostname=localhost" begun before copy
+    case $1 in
+    # The worker reads the image, and the doorman speaks TLS.
+    becket) serve "$1" "$WORK/disk/image" --tls "$PKI" && PID=$(pgrep -P "$(ps -o ppid= -p "$PID" | tr -d ' ')") ;;
+    nbdkit) serve "$1" "$WORK/disk/image" --tls=require "--tls-certificates=$PKI" ;;
+    *) return ;;
+    esac || { absent "$1" tls && return; }
+    begun=$EPOCHREALTIME before=$(ticks)
+    for copy in 1 2 3 4; do
+        nbdcopy "$uri" null: 2>"$SAID" || { absent "$1" "tls $copy" && break; }
+    done
+    figure tls-s "$1" "$(awk "BEGIN { print ($EPOCHREALTIME - $begun) / $MIB * 256 }")"
+    figure tls-cpu-s "$1" "$(awk "BEGIN { print ($(ticks) - $before) / 100 / $MIB * 256 }")"
+    unserve "$1"
 }
 turns 0 turn

@@ -6,7 +6,9 @@ mod common;
 
 use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Duration};
 
-use becket_testkit::{Scratch, require_fuse, require_plain_machine, require_tools, tool, wait_until};
+use becket_testkit::{
+    Scratch, require_fuse, require_plain_machine, require_root, require_tools, tool, wait_until,
+};
 use common::nbd_server::{Server, attach, ext4};
 use common::one::{Block, kill, only};
 use common::page::direct as open;
@@ -94,6 +96,60 @@ fn fuse_a_device_on_a_server_is_written_and_mounted() {
         let again = place.run(["cat", &format!("{}/new", image.display())]);
         assert_eq!(again.code, 0, "{again:?}");
     }
+}
+
+#[test]
+fn fuse_a_server_s_socket_may_be_on_any_mount_and_keeps_none_in_use() {
+    let name = "nbd_source::fuse_a_server_s_socket_may_be_on_any_mount_and_keeps_none_in_use";
+    if !require_fuse(name) || !require_root(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let point = place.dir("mounted");
+    let mount = || tool(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&point));
+    // becket's server runs before the mount is there.
+    let other = place.path("other.img");
+    fs::write(&other, [0; 1 << 20]).unwrap();
+    let other = attach(&place, &[other.to_str().unwrap()]);
+    mount();
+    // A link leads there, too.
+    let link = place.path("link");
+    std::os::unix::fs::symlink(&point, &link).unwrap();
+    let mut command = Command::new("nbdkit");
+    let socket = link.join("s");
+    command.args(["-f", "-U"]).arg(&socket).arg("file").arg(&image);
+    let mut server = Server::start(command, socket);
+    let disk = attach(&place, &[&server.uri("")]);
+    let device = open(&disk);
+    device.write_all_at(&Block::of(1).0, 8192).unwrap();
+    device.sync_all().unwrap();
+    // Another mount takes its place while the server is away.
+    server.die();
+    becket_testkit::umount(&point);
+    mount();
+    server.again();
+    let reads = || {
+        let mut block = Block::of(0);
+        device.read_exact_at(&mut block.0, 8192).unwrap();
+        assert!(block.0 == Block::of(1).0);
+    };
+    reads();
+    // Guards that take a dead supervisor's place, and start connectors of their own, see it, too.
+    for _ in 0..2 {
+        let all = place.devices();
+        let of_it = all.iter().find(|device| text(device, "image").starts_with("nbd")).unwrap();
+        kill(&of_it["server_pid"]);
+        kill(&of_it["worker_pid"]);
+        reads();
+        let lives = || place.devices().iter().all(|device| text(device, "state") == "live");
+        assert!(wait_until(Duration::from_secs(30), lives), "{:?}", place.devices());
+    }
+    drop(device);
+    place.ok(["detach", disk.to_str().unwrap()]);
+    place.ok(["detach", other.to_str().unwrap()]);
+    drop(server);
+    becket_testkit::umount(&point);
 }
 
 #[test]

@@ -21,7 +21,17 @@ const OURS: &str = "$BECKET detach $DEVICE";
 /// The peers have the depth and the queues that becket has by default.
 const KUBLK: [&str; 2] = ["/dev/ublkb10", "kublk del -n 10"];
 const RUBLK: [&str; 2] = ["/dev/ublkb11", "rublk del -n 11"];
-const ALL: [Contestant; 18] = [
+/// An image on an NBD server of this machine, for both clients.
+macro_rules! served {
+    ($attach:literal) => {
+        concat!(
+            "qemu-nbd --fork --persistent --format raw --shared 16 --cache none --aio native \
+             --socket $WORK/nbd.sock --pid-file $WORK/nbd.pid $IMAGE >$SAID 2>&1 && ",
+            $attach
+        )
+    };
+}
+const ALL: [Contestant; 20] = [
     ["file", "true", "$IMAGE", "true"],
     ["loop-direct", LOOP, "", UNLOOP],
     ["loop-again", LOOP, "", UNLOOP],
@@ -45,6 +55,18 @@ const ALL: [Contestant; 18] = [
     ["kublk-copy", "kublk add -t loop -n 10 -q $CPUS -d 128 $IMAGE", KUBLK[0], KUBLK[1]],
     ["rublk-zero-copy", "rublk add loop -n 11 -q $CPUS -d 128 -z -f $IMAGE", RUBLK[0], RUBLK[1]],
     ["rublk-copy", "rublk add loop -n 11 -q $CPUS -d 128 -f $IMAGE", RUBLK[0], RUBLK[1]],
+    [
+        "becket-nbd",
+        served!("$BECKET attach --via ublk nbd+unix:///?socket=$WORK/nbd.sock"),
+        "",
+        "$BECKET detach $DEVICE && kill $(cat $WORK/nbd.pid)",
+    ],
+    [
+        "kernel-nbd",
+        served!("modprobe nbd && nbd-client -unix $WORK/nbd.sock /dev/nbd3 -b 512"),
+        "/dev/nbd3",
+        "nbd-client -d /dev/nbd3 && kill $(cat $WORK/nbd.pid)",
+    ],
     // Other builds of becket, by names of their own.
     ["", "NAME attach ${VIA---via ublk} $IMAGE", "", "NAME detach $DEVICE"],
 ];

@@ -262,15 +262,25 @@ call. *memory*: of a file of tmpfs. *cached*: of a file on the checkout's disk, 
 *cpu-us* is the server's CPU time of one I/O, and *calls* its system calls. *fio-iops* is with fio's
 engine. *copy-s* is the time of `nbdcopy` for a sparse image, a tenth of which is data. *tls-s* is its time for
 a GiB over TLS, and *tls-cpu-s* that of the server's processes. *nbdkit* has its
-plugin file, *null* is nbdkit without any image: what the client can reach.",
-        places: &[Place {
-            ground: Ground::Host { memory: true },
-            variables: "ENTRANTS=(becket nbdkit null qsd qemu-nbd) ROUNDS=5 SECONDS_EACH=2 MIB=256 \
-                        FIO=1 COPY=1 TLS=1 WAYS=(memory cached)",
-            short: "ROUNDS=1 SECONDS_EACH=1 MIB=20 WAYS=(cached)",
-            script: &[include_str!("guest/nbd.sh")],
-            ..PLACE
-        }],
+plugin file, *null* is nbdkit without any image: what the client can reach. In the guest a device is read over
+NBD from qemu-nbd: *becket-nbd* is `becket attach nbd+unix:`, *kernel-nbd* is nbd-client with the kernel's
+driver; I/Os per 10⁹ instructions of the guest.",
+        places: &[
+            Place {
+                ground: Ground::Host { memory: true },
+                variables: "ENTRANTS=(becket nbdkit null qsd qemu-nbd) ROUNDS=5 SECONDS_EACH=2 MIB=256 \
+                            FIO=1 COPY=1 TLS=1 WAYS=(memory cached)",
+                short: "ROUNDS=1 SECONDS_EACH=1 MIB=20 WAYS=(cached)",
+                script: &[include_str!("guest/nbd.sh")],
+                ..PLACE
+            },
+            Place {
+                entrants: "becket-nbd kernel-nbd",
+                variables: "ROUNDS=2 FIGURES=(iops) WORKLOADS=(randread-4k-d64 randwrite-4k-d64 \
+                            randread-4k-d1 randwrite-4k-d1 read-128k-d16 write-128k-d16)",
+                ..FIO
+            },
+        ],
     },
     Scenario {
         name: "remote",
@@ -439,6 +449,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 22);
+        assert_eq!(places, 23);
     }
 }

@@ -14,7 +14,7 @@ const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
 const PACKAGES: &str = "util-linux util-linux-extra mount fdisk gdisk qemu-utils qemu-system-common e2fsprogs xfsprogs \
-    btrfs-progs dosfstools squashfs-tools cryptsetup-bin dmsetup fio git iproute2 kmod procps sqlite3 \
+    btrfs-progs dosfstools squashfs-tools cryptsetup-bin dmsetup fio nbd-client git iproute2 kmod procps sqlite3 \
     strace systemd udev libblkid1 libcap2-bin udisks2";
 
 fn image() -> Result<PathBuf> {

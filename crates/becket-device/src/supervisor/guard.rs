@@ -30,9 +30,9 @@ use crate::contract::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::record::store::Store;
 use crate::supervisor::manager;
 use crate::system::helper;
-use crate::system::origin;
 use crate::system::process::ProcessId;
 use crate::system::sync::{LAST, Ranked, lock, spawn};
+use crate::system::{isolate, origin};
 
 /// How long a guard may take to let go of a device. One that takes longer is ended and replaced: it holds
 /// locks of an image that should be free.
@@ -208,7 +208,7 @@ fn start(store: &Store, cache_size: Option<u64>) -> io::Result<(Child, OwnedFd)>
         .args(cache_size.map(|size| format!("--cache-size={size}")))
         .env(DIR_VARIABLE, runtime.dir())
         .env(LINKS_VARIABLE, runtime.links())
-        .current_dir("/")
+        .current_dir(isolate::root())
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         .process_group(0)

@@ -113,6 +113,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     close_inherited()
         .map_err(Error::io("close the descriptors that were handed to", "the server".as_ref()))?;
     let succeeds = options.after_fd.is_some();
+    isolate::keep_root(succeeds).map_err(Error::io("open the root directory of", "the server".as_ref()))?;
     let guard = options.after_fd.map(|socket| keeper::wait(&socket));
     if matches!(guard, Some(None)) {
         return Ok(());

@@ -19,6 +19,10 @@ use crate::system::role::Role;
 pub(crate) fn harden(role: Role) -> Result<Vec<String>, Error> {
     isolate::limits();
     let mut steps = Steps { notes: isolate::mounts(Path::new("/proc")), had: capabilities()? };
+    if role.reaches_servers() {
+        steps.take("chroot", CapabilitySet::SYS_CHROOT, isolate::go_out())?;
+    }
+    rustix::process::chdir("/").map_err(failed("leave its working directory"))?;
     if role.serves_block_io() {
         lock_memory(role, &mut steps)?;
     }

@@ -13,9 +13,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing::warn;
 
 use crate::contract::protocol;
-use crate::system::origin;
 use crate::system::process::ProcessId;
 use crate::system::role::Role;
+use crate::system::{isolate, origin};
 
 /// A process that was just started, and is ended again unless it is kept ([`Started::keep`]).
 pub(crate) struct Started {
@@ -100,7 +100,7 @@ pub(crate) fn start(
         .arg0("@becket")
         .arg(role.word())
         .args(words)
-        .current_dir("/")
+        .current_dir(isolate::root())
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         // Keys at the terminal of `becket serve` are not for it.

@@ -3,14 +3,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use becket_uapi::handover::unshare_mounts;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What a server needs besides the root: devices, the kernel's tables, runtime directories.
 const NEEDED: [&str; 5] = ["/", "/proc", "/sys", "/dev", "/run"];
+
+/// The root directory, in the mount namespace of the one who started the server.
+static ROOT: OnceLock<OwnedFd> = OnceLock::new();
 
 /// Lifts the limits that a user's shell may have set, as far as permitted: all devices of the machine are
 /// served under them, even if another user attached the first.
@@ -63,6 +70,38 @@ pub(crate) fn mounts(also_needed: &Path) -> Vec<String> {
         }
     }
     stuck
+}
+
+/// Keeps the root directory as it is before [`mounts`]: that of the process, or else the working directory,
+/// where the process succeeds one that has kept it.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn keep_root(succeeds: bool) -> io::Result<()> {
+    let path = if succeeds { "." } else { "/" };
+    let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // Nothing keeps another one.
+    let _ = ROOT.set(root);
+    Ok(())
+}
+
+/// The working directory of a process that is started: the root directory that was kept.
+pub(crate) fn root() -> PathBuf {
+    ROOT.get().map_or("/".into(), |root| format!("/proc/self/fd/{}", root.as_raw_fd()).into())
+}
+
+/// Has paths lead where they lead for the one who started the server, for a process that was started in that
+/// root directory: what a user names, a socket for example, may be on a mount that is detached here, and be
+/// there only later. None of those mounts is in use by that, for nothing is open on them.
+///
+/// # Errors
+/// It may not.
+pub(crate) fn go_out() -> io::Result<()> {
+    let mount = |path| statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).map(|found| found.stx_mnt_id);
+    if mount(".")? != mount("/")? {
+        rustix::process::chroot(".")?;
+    }
+    Ok(())
 }
 
 /// Files of the running program: it is started again from them.

@@ -43,6 +43,11 @@ impl Role {
         }
     }
 
+    /// Whether it connects to servers that a user has named.
+    pub(crate) fn reaches_servers(self) -> bool {
+        matches!(self, Role::Connector | Role::Fetcher | Role::Helper)
+    }
+
     /// Whether block I/O waits for this process, so that its own memory must never have to be written or
     /// read back first.
     pub(crate) fn serves_block_io(self) -> bool {

@@ -24,9 +24,9 @@ pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
 
 /// What a role keeps of paths and ports.
 pub(super) fn left(role: Role) -> Left<'static> {
-    match role {
-        Role::Worker | Role::Doorman | Role::Reporter => Left::default(),
-        Role::Connector | Role::Fetcher | Role::Helper => Left { readable: NAMES, connect: true },
+    match role.reaches_servers() {
+        false => Left::default(),
+        true => Left { readable: NAMES, connect: true },
     }
 }
 

@@ -85,3 +85,20 @@ fn what_is_taken_is_free_and_is_beside_what_is_wanted() {
     assert_eq!(object.claim_in(CHUNKS - 1..CHUNKS, 1), CHUNKS - 1..CHUNKS);
     assert_eq!(object.widen(CHUNKS - 1..CHUNKS), CHUNKS - 8..CHUNKS);
 }
+
+/// Earlier versions of becket made chunks of 64 KiB.
+#[test]
+fn an_object_keeps_the_chunks_that_it_was_made_with() {
+    let store = tempfile::tempdir().unwrap();
+    let first = object(&store);
+    let made = &first.held;
+    assert_eq!(made.meta.chunk, 8 << 10);
+    let described = made.path.ancestors().nth(2).unwrap().join("meta.json");
+    let text = std::fs::read_to_string(&described).unwrap();
+    std::fs::write(&described, text.replace("\"chunk\":8192", "\"chunk\":65536")).unwrap();
+    made.table.set(1, &[7], true).unwrap();
+    drop(first);
+    let again = object(&store);
+    let again = &again.held;
+    assert_eq!((again.meta.chunk, again.table.get(1)), (64 << 10, Some(7)));
+}

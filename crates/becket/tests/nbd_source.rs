@@ -152,6 +152,34 @@ fn fuse_a_server_s_socket_may_be_on_any_mount_and_keeps_none_in_use() {
     becket_testkit::umount(&point);
 }
 
+/// Whoever needs becket's server first may be in a mount namespace that ends soon, and its mounts with it.
+#[test]
+fn fuse_a_server_is_found_when_the_namespace_is_gone_in_which_becket_s_began() {
+    let name = "nbd_source::fuse_a_server_is_found_when_the_namespace_is_gone_in_which_becket_s_began";
+    if !require_fuse(name) || !require_root(name) || !require_tools(name, &["mke2fs", "nbdkit", "unshare"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let other = place.path("other.img");
+    fs::write(&other, [0; 1 << 20]).unwrap();
+    let mut begins = Command::new("unshare");
+    begins.args(["-m", "--"]).arg(place.becket().get_program()).args(["attach", "--via", "fuse"]).arg(&other);
+    place.prepare(&mut begins);
+    let begun = place.finish(&mut begins);
+    assert_eq!(begun.code, 0, "{begun:?}");
+    let mut command = Command::new("nbdkit");
+    // On a mount that each of becket's processes keeps.
+    let socket = std::path::PathBuf::from(format!("/dev/becket-test-{}", std::process::id()));
+    command.args(["-f", "-U"]).arg(&socket).arg("file").arg(&image);
+    let server = Server::start(command, socket);
+    let disk = attach(&place, &[&server.uri("")]);
+    assert!(place.ok(["list"]).contains("nbd+unix"));
+    place.ok(["detach", disk.to_str().unwrap()]);
+    place.ok(["detach", "--all"]);
+    fs::remove_file(&server.socket).unwrap();
+}
+
 #[test]
 fn fuse_a_server_that_dies_is_waited_for_and_one_flush_fails() {
     let name = "nbd_source::fuse_a_server_that_dies_is_waited_for_and_one_flush_fails";

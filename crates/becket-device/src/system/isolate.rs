@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use becket_uapi::handover::unshare_mounts;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, statx};
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -97,11 +97,22 @@ pub(crate) fn root() -> PathBuf {
 /// # Errors
 /// It may not.
 pub(crate) fn go_out() -> io::Result<()> {
-    let mount = |path| statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).map(|found| found.stx_mnt_id);
-    if mount(".")? != mount("/")? {
-        rustix::process::chroot(".")?;
+    let look = |path: &str| statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID);
+    let is_same = |path: &str| {
+        let (theirs, ours) = (look(path)?, look("/")?);
+        let file = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+        Ok::<_, io::Error>(file(&theirs) == file(&ours))
+    };
+    if look(".")?.stx_mnt_id == look("/")?.stx_mnt_id {
+        return Ok(());
     }
-    Ok(())
+    // With the last process of a namespace its mounts go. Then init's are the next best, where they may be
+    // seen, and else those that are left here.
+    let lives = |root: &str| look(&format!("{root}/proc/self")).is_ok() && is_same(root).unwrap_or(false);
+    match [".", "/proc/1/root"].into_iter().find(|root| lives(root)) {
+        Some(root) => Ok(rustix::process::chroot(root)?),
+        None => Ok(()),
+    }
 }
 
 /// Files of the running program: it is started again from them.

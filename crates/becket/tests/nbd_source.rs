@@ -152,7 +152,7 @@ fn fuse_a_server_s_socket_may_be_on_any_mount_and_keeps_none_in_use() {
     becket_testkit::umount(&point);
 }
 
-/// Whoever needs becket's server first may be in a mount namespace that ends soon, and its mounts with it.
+/// The command that starts becket's server may run in a mount namespace that ends with it, mounts included.
 #[test]
 fn fuse_a_server_is_found_when_the_namespace_is_gone_in_which_becket_s_began() {
     let name = "nbd_source::fuse_a_server_is_found_when_the_namespace_is_gone_in_which_becket_s_began";

@@ -58,9 +58,23 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
 /// # Errors
 /// As [`open()`].
 pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
+    open_for(path, options, false)
+}
+
+/// The same as [`open_partly`] for an image that another process is to serve: that gets the connection to a
+/// server by which it was opened.
+///
+/// # Errors
+/// As [`open()`].
+pub fn open_to_serve(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
+    open_for(path, options, true)
+}
+
+/// `to_serve`: another process is to have what is opened.
+fn open_for(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened, Error> {
     geometry::check_block_size(options.block_size)?;
     if remote::is_remote(path) {
-        return remote::open(path, options);
+        return remote::open(path, options, to_serve);
     }
     let Split { host, inside } = split(path);
     let found = resolve_image(&host)?;

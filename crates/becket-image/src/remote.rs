@@ -45,7 +45,8 @@ struct Remote {
     warnings: Vec<String>,
 }
 
-fn connect(uri: &Path, read_only: bool, budget: &Budget) -> Result<Remote, Error> {
+/// `to_serve`: see [`LinkSource::open`].
+fn connect(uri: &Path, read_only: bool, to_serve: bool, budget: &Budget) -> Result<Remote, Error> {
     let invalid = |why: String| Error::Link {
         path: uri.to_owned(),
         source: DialError::Io(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)),
@@ -53,7 +54,7 @@ fn connect(uri: &Path, read_only: bool, budget: &Budget) -> Result<Remote, Error
     let text = uri.to_str().ok_or_else(|| invalid("the URI is not UTF-8".to_owned()))?;
     let endpoint = Endpoint::parse(text).map_err(|why| invalid(format!("the URI cannot be used: {why}")))?;
     let refused = |source| Error::Link { path: uri.to_owned(), source };
-    let source = LinkSource::open(&endpoint, read_only).map_err(refused)?;
+    let source = LinkSource::open(&endpoint, read_only, to_serve).map_err(refused)?;
     let (agreed, uri) = (*source.agreed(), PathBuf::from(endpoint.to_string()));
     if agreed.size == 0 {
         return Err(Error::Empty { path: uri });
@@ -99,7 +100,7 @@ fn disk_in(image: &Image, uri: &Path, format: Format) -> Result<(Image, Option<S
 /// See `open::look`.
 pub(crate) fn look(path: &Path, format: Format, budget: &Budget) -> Result<Walk, Error> {
     let (uri, inside) = split(path);
-    let remote = connect(&uri, true, budget)?;
+    let remote = connect(&uri, true, false, budget)?;
     walk(&remote, &inside, format)
 }
 
@@ -121,7 +122,7 @@ pub(crate) fn locate(path: &Path) -> Location {
 }
 
 /// See `open::open_partly`.
-pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
+pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened, Error> {
     let (uri, inside) = split(path);
     if options.direct_io == DirectIo::On {
         let reason = "it is on a server, and no file of this host".to_owned();
@@ -129,7 +130,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     }
     let budget = options.budget();
     let asked_read_only = options.read_only || options.cow.is_some();
-    let mut remote = connect(&uri, asked_read_only, &budget)?;
+    let mut remote = connect(&uri, asked_read_only, to_serve, &budget)?;
     let mut warnings = std::mem::take(&mut remote.warnings);
     let walked = walk(&remote, &inside, options.format)?;
     let level = walked.last()?;

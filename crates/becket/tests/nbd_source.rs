@@ -539,6 +539,52 @@ fn fuse_without_a_promise_one_flush_fails_after_a_killed_worker() {
     place.ok(["detach", "--all"]);
 }
 
+/// `qemu-nbd` as it is started most often: one client at a time, and it ends with the first one.
+#[test]
+fn fuse_a_server_of_one_client_serves_that_client() {
+    let name = "nbd_source::fuse_a_server_of_one_client_serves_that_client";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "qemu-nbd"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let mut server = Server::qemu_of_one(&image, &[]);
+    let disk = open(&attach(&place, &[&server.uri("disk"), "--origin-timeout", "20s"]));
+    disk.write_all_at(&Block::of(7).0, 8192).unwrap();
+    disk.sync_all().unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    assert!(wait_until(Duration::from_secs(10), || server.has_ended()), "its client has left");
+    assert!(fs::read(&image).unwrap()[8192..12288] == Block::of(7).0);
+}
+
+/// Readers, too, have one connection where the server does not offer several, on whatever CPU they are; a
+/// dead worker's is ended before its successor gets one.
+#[test]
+fn fuse_readers_of_a_server_of_one_client_share_a_connection() {
+    let name = "nbd_source::fuse_readers_of_a_server_of_one_client_share_a_connection";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "qemu-nbd"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let server = Server::qemu(&image, &["-r"]);
+    let path = attach(&place, &["-r", &server.uri("disk"), "--origin-timeout", "20s"]);
+    let all_read = || {
+        for cpu in 0..thread::available_parallelism().unwrap().get() {
+            let (path, image) = (path.display(), image.display());
+            let script =
+                format!("taskset -c {cpu} dd if={path} iflag=direct bs=64k status=none | cmp - {image}");
+            tool(Command::new("timeout").args(["60", "sh", "-c", &script]));
+        }
+    };
+    all_read();
+    kill(&only(&place)["worker_pid"]);
+    assert!(wait_until(Duration::from_secs(30), || is_live(&place)), "{:?}", only(&place));
+    all_read();
+    place.ok(["detach", "--all"]);
+}
+
 /// A file system is written while what serves it dies again and again, and holds what was written.
 #[test]
 fn fuse_a_file_system_over_a_server_is_whole_after_kills() {

@@ -31,8 +31,11 @@ fn nbdkit(image: &Path, pki: &Path, words: &[&str]) -> Server {
 
 /// The same of QEMU's, which wants to know its clients.
 fn qemu(image: &Path, pki: &Path) -> Server {
-    let object = format!("tls-creds-x509,id=t,endpoint=server,verify-peer=yes,dir={}", pki.display());
-    Server::qemu(image, &["--object", &object, "--tls-creds", "t", "-e", "8"])
+    Server::qemu_of_one(image, &["-t", "--object", &object(pki), "--tls-creds", "t", "-e", "8"])
+}
+
+fn object(pki: &Path) -> String {
+    format!("tls-creds-x509,id=t,endpoint=server,verify-peer=yes,dir={}", pki.display())
 }
 
 fn uri(server: &Server, export: &str, dir: &Path) -> String {
@@ -203,6 +206,31 @@ impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// No device is made that would wait at once. Over TLS its first connection is another one than that by which
+/// its image was opened, and here that one's end has ended the server.
+#[test]
+fn fuse_a_server_that_went_away_meanwhile_is_an_error() {
+    let name = "nbd_tls::fuse_a_server_that_went_away_meanwhile_is_an_error";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "qemu-nbd", "certtool"]) {
+        return;
+    }
+    let place = scratch();
+    let (image, pki, known, _) = prepared(&place);
+    let mut server = Server::qemu_of_one(&image, &["--object", &object(&pki), "--tls-creds", "t"]);
+    let uri = uri(&server, "disk", &known);
+    let ran = place.run(["attach", "--via", "fuse", "--origin-timeout", "30s", &uri]);
+    assert!(ran.code == 1 && ran.out.is_empty(), "{ran:?}");
+    assert!(ran.err.contains("cannot connect") && ran.err.contains("--persistent"), "{ran:?}");
+    assert!(wait_until(Duration::from_secs(10), || server.has_ended()));
+    assert!(place.devices().is_empty());
+    // What was begun for it keeps nobody's place.
+    let server = Server::qemu(&image, &[]);
+    let disk = open(&attach(&place, &[&server.uri("disk")]));
+    disk.read_exact_at(&mut Block::of(0).0, 0).unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
 }
 
 #[test]

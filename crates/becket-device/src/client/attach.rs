@@ -179,7 +179,7 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
 
 /// Opens an image as far as the planner has to know it; who serves it completes that.
 pub(crate) fn open(store: &Store, image: &Path, how: &OpenOptions) -> Result<Opened, Error> {
-    let opened = becket_image::open_partly(image, how).map_err(|error| blame(store, image, error))?;
+    let opened = becket_image::open_to_serve(image, how).map_err(|error| blame(store, image, error))?;
     // A writer has asked for the claim of the devices below, and readers for the locks; device-mapper has
     // none.
     match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !how.shared) {

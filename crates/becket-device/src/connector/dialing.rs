@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use becket_image::link::channel::{Earlier, Legacy};
+use becket_image::link::channel::{Earlier, Inherited};
 use becket_image::link::{Agreed, Dialed, Endpoint, Trust, Wanted, dial, probe};
 
 use super::history::History;
@@ -31,21 +31,33 @@ pub(super) struct Dialing {
     relays: Vec<JoinHandle<()>>,
     agreed: Agreed,
     patience: Duration,
+    /// The image is written.
+    writes: bool,
+    /// A new device's first connection, until a worker gets it.
+    unused: Option<OwnedFd>,
     history: History,
 }
 
 impl Dialing {
-    /// To the server that an order names.
+    /// To the server that an order names. `unused`: see [`Inherited::unused`].
     pub(super) fn new(
         order: Connect,
         trust: Option<Trust>,
-        legacy: Option<Legacy>,
+        Inherited { legacy, unused, .. }: Inherited,
     ) -> Result<Dialing, String> {
-        let Connect { uri, agreed, shares, again, timeout, .. } = order;
+        let Connect { uri, agreed, shares, again, timeout, writes, .. } = order;
         let history = History::new(shares, again, legacy);
         let patience = timeout.map_or(PATIENCE, Duration::from_secs).clamp(LEAST, PATIENCE);
         let endpoint = Endpoint::parse(&uri)?;
-        Ok(Dialing { endpoint, trust, relays: Vec::new(), agreed, patience, history })
+        let relays = Vec::new();
+        let mut dialing =
+            Dialing { endpoint, trust, relays, agreed, patience, writes, unused: None, history };
+        if !again {
+            // A new device is refused that would wait for its server at once.
+            let answers = |socket: &OwnedFd| probe(socket, &agreed, patience).is_ok();
+            dialing.unused = Some(unused.filter(answers).map_or_else(|| dialing.dial(), Ok)?);
+        }
+        Ok(dialing)
     }
 
     fn dial(&mut self) -> Result<OwnedFd, String> {
@@ -78,9 +90,10 @@ impl Maker for Dialing {
     }
 
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {
-        let socket = self.dial().map_err(Failure::Away)?;
+        let socket = self.unused.take().map_or_else(|| self.dial(), Ok).map_err(Failure::Away)?;
         let earlier = self.history.made(session, &socket);
-        Ok((socket, earlier))
+        // Readers lose nothing.
+        Ok((socket, if self.writes { earlier } else { Earlier::None }))
     }
 
     fn look(&mut self) -> Result<(), Failure> {

@@ -113,13 +113,12 @@ pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error>
     };
     let control = Arc::new(control);
     // It leaves no connections to another one: they end with it.
-    let (waiting, _) =
-        channel::begin(&channel, Duration::ZERO).map_err(|error| refused(&error.to_string()))?;
+    let inherited = channel::begin(&channel, Duration::ZERO).map_err(|error| refused(&error.to_string()))?;
     let line = Line { control: Arc::clone(&control), size: Arc::default() };
     let beating = line.clone();
     std::thread::spawn(move || beating.beat());
     let maker = begin(task, prepared, line);
-    let connector = Connector::new(maker, timeout, [asks, channel], waiting, away);
+    let connector = Connector::new(maker, timeout, [asks, channel], inherited.requests, away);
     connector.run(&control);
     Ok(())
 }

@@ -44,7 +44,14 @@ pub fn connector_main() -> Result<(), Error> {
         let failed = |error| Error::Worker { what: format!("cannot hear its server: {error}") };
         protocol::send(&control, &LinkReport::Started { notes }, &[]).map_err(failed)?;
         match protocol::receive::<LinkOrder>(&control).map_err(failed)? {
-            Some((LinkOrder::Connect(order), fds)) => begin(*order, fds).map(Some),
+            Some((LinkOrder::Connect(order), fds)) => {
+                let again = order.again;
+                let connector = begin(*order, fds)?;
+                if !again {
+                    protocol::send(&control, &LinkReport::Connected, &[]).map_err(failed)?;
+                }
+                Ok(Some(connector))
+            }
             _ => Ok(None),
         }
     });
@@ -73,9 +80,9 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let channel = channel_of(&mut fds)?;
     let trust = fds.next().map(Trust::unsealed).transpose().map_err(|error| refused(&error.to_string()))?;
     let patience = if order.inherits { LEGACY } else { Duration::ZERO };
-    let (waiting, legacy) =
-        channel::begin(&channel[1], patience).map_err(|error| refused(&error.to_string()))?;
+    let mut inherited = channel::begin(&channel[1], patience).map_err(|error| refused(&error.to_string()))?;
+    let requests = std::mem::take(&mut inherited.requests);
     let (timeout, away) = (order.timeout.map(Duration::from_secs), order.away);
-    let maker = Box::new(Dialing::new(order, trust, legacy).map_err(|why| refused(&why))?);
-    Ok(Connector::new(maker, timeout, channel, waiting, away))
+    let maker = Box::new(Dialing::new(order, trust, inherited).map_err(|why| refused(&why))?);
+    Ok(Connector::new(maker, timeout, channel, requests, away))
 }

@@ -37,7 +37,7 @@ pub(crate) struct Connect {
     pub(crate) uri: String,
     /// What the image's map was made by.
     pub(crate) agreed: Agreed,
-    /// A flush over one connection covers the writes of all.
+    /// The server takes several connections, and a flush over one covers the writes of all.
     pub(crate) shares: bool,
     /// Another connector was there before, and what it knew of its connections is lost.
     pub(crate) again: bool,

@@ -21,7 +21,7 @@ use crate::contract::link::{Connect, Fill, LinkOrder, LinkReport};
 use crate::contract::messages::Stored;
 use crate::contract::protocol;
 use crate::contract::spec::Spec;
-use crate::contract::{Error, Part};
+use crate::contract::{Error, ErrorKind, Part};
 use crate::system::helper;
 use crate::system::role::Role;
 use crate::system::sync::spawn;
@@ -180,7 +180,7 @@ fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours)
     let order = Connect {
         uri: uri.to_string_lossy().into_owned(),
         agreed: *link.agreed(),
-        shares: link.shares_flushes(),
+        shares: link.is_multi_conn(),
         again: again.is_some(),
         inherits: again.is_some(),
         timeout: spec.origin_timeout,
@@ -193,7 +193,13 @@ fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours)
     if let Some(envelope) = link.envelope() {
         fds.push(open(envelope, OFlags::RDONLY).map_err(failed)?);
     }
-    Ok(Connector::begin(Work::Connect(order), fds, again.is_some(), ours).map_err(failed)?.0)
+    let begun = Connector::begin(Work::Connect(order), fds, again.is_some(), ours);
+    let (connector, _) = begun.map_err(|error| Error::Failed {
+        kind: ErrorKind::Server,
+        message: format!("{}: nothing can connect a device to its server: {error}", spec.image.display()),
+        hint: Some("look whether it is still there and takes clients; qemu-nbd ends with its first one without --persistent".to_owned()),
+    })?;
+    Ok(connector)
 }
 
 impl Fetchers {
@@ -247,6 +253,15 @@ impl Fetchers {
 fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     let of = |fd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
     of(one).is_some() && of(one) == of(other)
+}
+
+/// What such a process says next; that it refuses is an error.
+fn said(control: &OwnedFd) -> io::Result<LinkReport> {
+    match protocol::receive(control)? {
+        Some((LinkReport::Refused { why }, _)) => Err(io::Error::other(why)),
+        Some((report, _)) => Ok(report),
+        None => Err(io::Error::other("it ended before it was ready")),
+    }
 }
 
 /// Opens a descriptor that carries no right to read, or fewer rights.
@@ -354,17 +369,18 @@ impl Line {
         let words: Vec<String> = version.into_iter().collect();
         let (started, control) = helper::start(role, &words, None)?;
         set_socket_timeout(&control, Timeout::Recv, Some(PATIENCE))?;
-        match protocol::receive::<LinkReport>(&control)? {
-            Some((LinkReport::Started { notes }, _)) => {
-                notes.iter().for_each(|note| warn!("{}: {note}", self.what()))
-            }
-            Some((LinkReport::Refused { why }, _)) => return Err(io::Error::other(why)),
-            _ => return Err(io::Error::other("it ended before it was ready")),
+        match said(&control)? {
+            LinkReport::Started { notes } => notes.iter().for_each(|note| warn!("{}: {note}", self.what())),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
+        protocol::send(&control, &order, &fds)?;
+        if role == Role::Connector && !again {
+            // The server may be gone since the image was opened: then there is no device that waits for it.
+            said(&control)?;
         }
         let silence = self.is_helped().then_some(SILENCE);
         set_socket_timeout(&control, Timeout::Recv, silence)?;
-        let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
-        protocol::send(&control, &order, &fds)?;
         let child = started.keep().ok_or_else(|| io::Error::other("it ended at once"))?;
         let control = Arc::new(control);
         *lock(&self.control) = Some(Arc::clone(&control));

@@ -105,8 +105,8 @@ impl Maker<'_> {
         let named = claim(store, request.name.as_deref(), &spec.image)?;
 
         let all = driver.abilities()?;
-        // Of an image on an NBD server: whether a flush of one connection covers all.
-        let links = sources.iter().find_map(Source::link).map(LinkSource::shares_flushes);
+        // Of an image on an NBD server: whether it takes several connections.
+        let links = sources.iter().find_map(Source::link).map(LinkSource::is_multi_conn);
         // What goes to a socket is in memory of the worker's own.
         let mode = spec.mode.or_else(|| links.map(|_| all.copying()));
         let abilities = all.for_device(mode, &request.map).map_err(unsupported)?;
@@ -123,7 +123,8 @@ impl Maker<'_> {
         let connector = (self.connect)(spec, &mut sources, mark)?;
         let usual = usual(self.owned, abilities.data_mode(), cpus());
         let (queues, depth) = (spec.queues.unwrap_or(usual.0), spec.depth.unwrap_or(usual.1));
-        // Without that, a flush of one connection would say nothing about the writes of another.
+        // Without that, a second one may wait for the end of the first, and a flush over one would say
+        // nothing about what was written over the other.
         let queues = if links == Some(false) { 1 } else { queues };
         let added = driver.add(NewDevice { queues, depth, abilities, max_io, mark })?;
         let number = added.number;

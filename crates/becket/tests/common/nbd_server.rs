@@ -51,10 +51,19 @@ impl Server {
 
     /// qemu-nbd with an export named `disk`.
     pub(crate) fn qemu(image: &Path, words: &[&str]) -> Self {
+        Self::qemu_of_one(image, &[&["-t"], words].concat())
+    }
+
+    /// The same, which ends with its first client.
+    pub(crate) fn qemu_of_one(image: &Path, words: &[&str]) -> Self {
         let socket = image.with_extension("qemu");
         let mut command = Command::new("qemu-nbd");
-        command.args(["-t", "-f", "raw", "-x", "disk", "-k"]).arg(&socket).args(words).arg(image);
+        command.args(["-f", "raw", "-x", "disk", "-k"]).arg(&socket).args(words).arg(image);
         Self::start(command, socket)
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     pub(crate) fn uri(&self, export: &str) -> String {

@@ -245,13 +245,38 @@ pub fn bequeath(channel: impl AsFd, legacy: Option<&Legacy>) -> io::Result<()> {
     Ok(())
 }
 
-/// Begins to make connections: takes what was asked before, in that order, and what a predecessor has left,
-/// which is waited for as long as `patience`.
+/// Leaves a connection for the first maker of connections: nothing that was asked over it is unanswered, and
+/// simple replies were agreed on. `channel` is the end of who asks.
+///
+/// # Errors
+/// The channel is full or broken.
+pub(super) fn leave(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [socket];
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(channel, &[IoSlice::new(b"........hu")], &mut ancillary, flags)?;
+    Ok(())
+}
+
+/// What a maker of connections finds when it begins.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// What was asked before, in that order.
+    pub requests: Vec<Request>,
+    /// What a predecessor has left.
+    pub legacy: Option<Legacy>,
+    /// The connection by which the image was opened. No worker has had it.
+    pub unused: Option<OwnedFd>,
+}
+
+/// Begins to make connections. What a predecessor leaves is waited for as long as `patience`.
 ///
 /// # Errors
 /// The channel is broken.
-pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>, Option<Legacy>)> {
-    let (mut requests, mut legacy, mut said) = (Vec::new(), None, false);
+pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<Inherited> {
+    let (mut inherited, mut said) = (Inherited::default(), false);
     let until = Instant::now() + patience;
     loop {
         let mut bytes = [0; 32];
@@ -259,12 +284,12 @@ pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let got = match recvmsg(&channel, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
-            Ok(got) if got.bytes == 0 => return Ok((requests, legacy)),
+            Ok(got) if got.bytes == 0 => return Ok(inherited),
             Ok(got) => got.bytes,
             Err(rustix::io::Errno::AGAIN) => {
                 let left = until.saturating_duration_since(Instant::now());
                 if said || left.is_zero() {
-                    return Ok((requests, legacy));
+                    return Ok(inherited);
                 }
                 let time =
                     Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
@@ -282,11 +307,12 @@ pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>
         match bytes.get(..got) {
             Some([session @ .., b'h', b'h']) if session.len() == 8 => {
                 let session = u64::from_le_bytes(session.try_into().unwrap_or_default());
-                (legacy, said) = (Some(Legacy { session, sockets }), true);
+                (inherited.legacy, said) = (Some(Legacy { session, sockets }), true);
             }
             Some([.., b'h', b'n']) => said = true,
+            Some([.., b'h', b'u']) => inherited.unused = sockets.pop(),
             bytes => match bytes.and_then(Said::decoded) {
-                Some(Said::Asks(request)) => requests.push(request),
+                Some(Said::Asks(request)) => inherited.requests.push(request),
                 // It was about connections of a predecessor, which has left nothing that depends on it.
                 Some(Said::Reported(_)) | None => {}
             },
@@ -436,11 +462,11 @@ mod tests {
     #[test]
     fn a_request_that_a_dead_maker_took_is_asked_of_the_next() {
         let (asking, answering) = pair().unwrap();
-        assert!(begin(&answering, Duration::ZERO).unwrap().0.is_empty());
+        assert!(begin(&answering, Duration::ZERO).unwrap().requests.is_empty());
         let thread = asked(&asking);
         // One dies that has taken it, and another one that has only begun.
         let first = request(&answering);
-        assert!(begin(&answering, Duration::ZERO).unwrap().0.is_empty());
+        assert!(begin(&answering, Duration::ZERO).unwrap().requests.is_empty());
         let again = request(&answering);
         assert_eq!(again, first);
         let (ours, _theirs) = pair().unwrap();
@@ -471,7 +497,7 @@ mod tests {
         let (asking, answering) = pair().unwrap();
         let old = [7, 0, 0, 0, 0, 0, 0, 0, 1];
         rustix::net::send(&asking, &old, SendFlags::empty()).unwrap();
-        let (requests, _) = begin(&answering, Duration::ZERO).unwrap();
+        let Inherited { requests, .. } = begin(&answering, Duration::ZERO).unwrap();
         assert_eq!(requests, [Request { session: 7, number: None, first: true }]);
         give(&answering, requests[0], asking.as_fd(), Earlier::Kept, None).unwrap();
         give_up(&answering, requests[0]).unwrap();
@@ -506,13 +532,24 @@ mod tests {
         bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
         let request = Request { session: 9, number: Some(1), first: false };
         Said::Asks(request).send(asking.as_fd(), SendFlags::empty()).unwrap();
-        let (requests, legacy) = begin(&answering, Duration::ZERO).unwrap();
+        let Inherited { requests, legacy, .. } = begin(&answering, Duration::ZERO).unwrap();
         assert_eq!(requests, [request]);
         let legacy = legacy.unwrap();
         assert_eq!((legacy.session, legacy.sockets.len()), (9, 1));
         rustix::net::send(&far, b"x", SendFlags::empty()).unwrap();
         assert_eq!(rustix::net::recv(&legacy.sockets[0], &mut [0; 2], RecvFlags::empty()).unwrap().0, 1);
-        assert!(begin(&answering, Duration::ZERO).unwrap().1.is_none());
+        assert!(begin(&answering, Duration::ZERO).unwrap().legacy.is_none());
+    }
+
+    #[test]
+    fn the_first_maker_gets_the_connection_by_which_the_image_was_opened() {
+        let (asking, answering) = pair().unwrap();
+        let (ours, _theirs) = pair().unwrap();
+        leave(&asking, ours.as_fd()).unwrap();
+        let found = begin(&answering, Duration::ZERO).unwrap();
+        assert_eq!(found.unused.map(inode), Some(inode(&ours)));
+        assert!(found.requests.is_empty() && found.legacy.is_none());
+        assert!(begin(&answering, Duration::ZERO).unwrap().unused.is_none());
     }
 
     #[test]
@@ -527,14 +564,14 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
             assert!(!heir.is_finished());
             bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
-            let (requests, legacy) = heir.join().unwrap();
+            let Inherited { requests, legacy, .. } = heir.join().unwrap();
             assert_eq!((requests, legacy.map(|legacy| legacy.session)), (vec![request], Some(9)));
         });
         bequeath(&asking, None).unwrap();
         let began = Instant::now();
-        let (requests, legacy) = begin(&answering, long).unwrap();
+        let Inherited { requests, legacy, .. } = begin(&answering, long).unwrap();
         assert!(requests.is_empty() && legacy.is_none() && began.elapsed() < long);
-        let (requests, legacy) = begin(&answering, Duration::from_millis(20)).unwrap();
+        let Inherited { requests, legacy, .. } = begin(&answering, Duration::from_millis(20)).unwrap();
         assert!(requests.is_empty() && legacy.is_none());
     }
 

@@ -22,6 +22,8 @@ pub struct Connection {
     stream: UnixStream,
     agreed: Agreed,
     cookie: u64,
+    /// Another process goes on with it.
+    passed_on: bool,
 }
 
 /// What the server answers, or why there is no answer.
@@ -69,7 +71,16 @@ impl Connection {
         let stream = UnixStream::from(socket);
         stream.set_read_timeout(patience)?;
         stream.set_write_timeout(patience)?;
-        Ok(Connection { stream, agreed, cookie: 0 })
+        Ok(Connection { stream, agreed, cookie: 0, passed_on: false })
+    }
+
+    /// The socket, as it was before. Every answer was waited for.
+    pub(super) fn into_socket(mut self) -> io::Result<OwnedFd> {
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(None)?;
+        let socket = self.stream.try_clone()?;
+        self.passed_on = true;
+        Ok(socket.into())
     }
 
     /// What was agreed on.
@@ -241,7 +252,7 @@ impl Drop for Connection {
         // Best effort: a server that hears it need not log a broken connection.
         let mut bytes = [0; Request::SIZE];
         let request = Request { command: nbd::CMD_DISC, ..Request::default() };
-        if request.write(&mut bytes, false).is_some() {
+        if !self.passed_on && request.write(&mut bytes, false).is_some() {
             let _ = send(&self.stream, &bytes, SendFlags::DONTWAIT);
         }
     }

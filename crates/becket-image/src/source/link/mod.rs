@@ -121,13 +121,19 @@ pub struct LinkSource {
 }
 
 impl LinkSource {
-    /// Connects to an export.
+    /// Connects to an export. `to_serve`: a worker is to have it. It is not asked what is allocated then, and
+    /// the worker gets this connection: there are servers that take one client.
     ///
     /// # Errors
     /// See [`dial()`].
-    pub(crate) fn open(endpoint: &Endpoint, read_only: bool) -> Result<LinkSource, DialError> {
+    pub(crate) fn open(
+        endpoint: &Endpoint,
+        read_only: bool,
+        to_serve: bool,
+    ) -> Result<LinkSource, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
-        let reader = LinkReader::connect(endpoint, !read_only, trust.as_ref())?;
+        let wanted = Wanted { structured: !to_serve, writes: !read_only, ..Wanted::default() };
+        let reader = LinkReader::connect(endpoint, wanted, trust.as_ref())?;
         let agreed = *reader.agreed();
         let writable = !read_only && !agreed.has(nbd::READ_ONLY);
         let identity = identity_of(endpoint.plainly().as_ref());
@@ -173,9 +179,10 @@ impl LinkSource {
         self.said.durable
     }
 
-    /// Whether several connections may write: a flush over one of them covers the writes of all.
-    pub fn shares_flushes(&self) -> bool {
-        !self.said.writable || self.agreed().has(nbd::CAN_MULTI_CONN)
+    /// Whether several connections may be used at once: the server takes them, and a flush over one of them
+    /// covers the writes of all.
+    pub fn is_multi_conn(&self) -> bool {
+        self.agreed().has(nbd::CAN_MULTI_CONN)
     }
 
     /// In place of a file's: what its URI hashes to.
@@ -203,8 +210,12 @@ impl LinkSource {
         LinkFacts { link: self.said }
     }
 
-    /// See `Source::into_descriptors`.
+    /// See `Source::into_descriptors`. Its connection goes with them.
     pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
+        if let Some(socket) = self.reader.as_ref().and_then(|reader| reader.let_go()) {
+            // Without it, who makes the worker's connections begins with one of its own.
+            let _ = channel::leave(self.asks(), socket.as_fd());
+        }
         [self.channel.0, self.channel.1].into_iter().chain(self.envelope).collect()
     }
 }

@@ -12,7 +12,7 @@ use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
 use super::tls::Trust;
-use super::uri::Endpoint;
+use super::uri::{Endpoint, Server};
 use crate::{Reach, ReadAt};
 
 /// How long a server may take for an answer, and for a negotiation.
@@ -40,13 +40,12 @@ pub(super) struct LinkReader {
 }
 
 impl LinkReader {
-    /// Connects to an export; `writes` is [`Wanted::writes`].
+    /// Connects to an export.
     pub(super) fn connect(
         endpoint: &Endpoint,
-        writes: bool,
+        wanted: Wanted,
         trust: Option<&Trust>,
     ) -> Result<LinkReader, DialError> {
-        let wanted = Wanted { structured: true, writes, ..Wanted::default() };
         let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
         let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
         let connection = Mutex::new(Some(connection));
@@ -60,6 +59,20 @@ impl LinkReader {
 
     pub(super) fn agreed(&self) -> &Agreed {
         &self.agreed
+    }
+
+    /// Ends the use of its connection: a server may take one client. What another process can go on with is
+    /// returned: one of workers' kind, which no relay of this process is part of.
+    pub(super) fn let_go(&self) -> Option<OwnedFd> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        match &self.from {
+            From::Server(Endpoint { server: Server::Tcp { .. } | Server::Unix(_), tls: None, .. }, _)
+                if !self.agreed.structured =>
+            {
+                connection.into_socket().ok()
+            }
+            _ => None,
+        }
     }
 
     fn again(&self) -> io::Result<Connection> {

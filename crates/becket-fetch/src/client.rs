@@ -403,7 +403,10 @@ impl Client {
                 Some("download it, or use a server that serves ranges"),
             ),
             404 | 410 if known.is_some() => changed("it is not there any more"),
-            404 | 410 => refused(format!("there is no such object (status {status})"), None),
+            404 | 410 => refused(
+                format!("there is no such object (status {status})"),
+                Some("in a URL a path inside the image follows #: https://HOST/disk.img#p1"),
+            ),
             401 | 403 => refused(
                 format!("the server does not allow it (status {status})"),
                 Some(lock(&self.access).rights.origin().hint()),

@@ -309,6 +309,12 @@ impl Error {
     /// What to do next, where there is something to say.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
+            // As in a URL.
+            Error::NotFound { path, missing, .. } if missing.contains('#') && path.to_str().is_some() => {
+                let inside = path.to_string_lossy().replacen('#', "/", 1);
+                let inside = quoted(Path::new(&inside));
+                return Some(format!("of a file of this host a path inside the image follows /: {inside}"));
+            }
             Error::NotFound { deepest, missing, .. } => {
                 return Some(format!("see what is there instead of {missing:?}: ls {}", quoted(deepest)));
             }

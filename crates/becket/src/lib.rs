@@ -19,7 +19,10 @@ mod ui;
 mod units;
 mod words;
 
-use clap::error::ErrorKind;
+use clap::{
+    CommandFactory as _,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use failure::Failure;
 use std::{ffi::OsString, io::Write as _, path::Path, process::ExitCode};
 
@@ -35,7 +38,7 @@ pub fn main() -> ExitCode {
     }
     let cli = match args::Cli::read(&words()) {
         Ok(cli) => cli,
-        Err(error) => return refused(&error),
+        Err(error) => return refused(&of_users(error)),
     };
     if cli.command.restarted() {
         // Else they would all be called `exe`, after /proc/self/exe. Without it nothing works worse.
@@ -58,6 +61,19 @@ fn words() -> Vec<OsString> {
         words.insert(1, "generator".into());
     }
     words
+}
+
+/// An error that proposes none of the commands that are processes of becket's own.
+fn of_users(mut error: clap::Error) -> clap::Error {
+    const KIND: ContextKind = ContextKind::SuggestedSubcommand;
+    let Some(ContextValue::Strings(names)) = error.remove(KIND) else { return error };
+    let all = args::Cli::command();
+    let is_hidden = |name: &String| all.find_subcommand(name).is_none_or(clap::Command::is_hide_set);
+    let names: Vec<String> = names.into_iter().filter(|name| !is_hidden(name)).collect();
+    if !names.is_empty() {
+        error.insert(KIND, ContextValue::Strings(names));
+    }
+    error
 }
 
 /// Help and version go to standard output, usage errors to standard error; programs get theirs as JSON, too.

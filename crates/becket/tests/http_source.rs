@@ -95,6 +95,7 @@ fn a_refusal_says_what_the_server_did() {
     refused(&["ls", &url], "neither an ETag nor a date");
     origin.trick(|_, _| Reply::status(404));
     refused(&["ls", &url], "no such object");
+    refused(&["ls", &origin.url("/d.img/p1")], "a path inside the image follows #");
     refused(&["ls", "http://me:secret@127.0.0.1/x"], "password");
     origin.trick(|_, _| Reply::status(503));
     refused(&["ls", "--origin-timeout", "1", &url], "status 503");

@@ -269,3 +269,16 @@ fn a_manual_page_names_the_values_of_options() {
         assert!(synopsis.contains(words), "{words} is not in {synopsis}");
     }
 }
+
+/// Commands that are processes of becket's own are nobody's to call.
+#[test]
+fn a_wrong_command_is_corrected_by_one_that_users_have() {
+    let place = scratch();
+    let wrong = |word: &str| place.run([word]).err;
+    assert!(wrong("atach").contains("'attach'"), "{}", wrong("atach"));
+    for word in ["reporte", "run-exe", "worke", "supervis"] {
+        let err = wrong(word);
+        assert!(err.contains("unrecognized subcommand"), "{err}");
+        assert!(!err.contains("reporter") && !err.contains("run-exec") && !err.contains("worker"), "{err}");
+    }
+}

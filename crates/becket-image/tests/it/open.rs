@@ -116,6 +116,11 @@ fn a_missing_path_names_the_deepest_directory_that_exists() {
     let Error::NotFound { deepest, missing, .. } = &error else { panic!("{error:?}") };
     assert_eq!((deepest.as_path(), missing.as_str()), (dir.path().join("there").as_path(), "not"));
     assert!(text.contains("there has no entry \"not\""), "{text}");
+    assert!(error.hint().unwrap().ends_with(&format!("ls {}", deepest.display())));
+
+    // As it follows in a URL.
+    let hint = open(Path::new("no-such-image#p1/etc")).unwrap_err().hint().unwrap();
+    assert!(hint.ends_with("follows /: no-such-image/p1/etc"), "{hint}");
 
     for (path, deepest) in [("no-such-image", "."), ("/no-such-image", "/"), ("", ".")] {
         let found = open(Path::new(path)).unwrap_err();

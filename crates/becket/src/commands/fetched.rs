@@ -155,16 +155,21 @@ pub(super) fn options(store: &StoreOptions) -> Options {
             line.clear();
         }
     };
+    let patience = store.origin_timeout.unwrap_or(PATIENCE);
     Options {
         store: store.store.clone(),
         no_store: false,
         limit: store.store_limit,
-        patience: store.origin_timeout.unwrap_or(PATIENCE),
+        patience,
         progress: Some(Arc::new(progress)),
-        waiting: Some(Waiting::new(|url, why| {
+        waiting: Some(Waiting::new(move |url, why| {
             crate::progress::silence();
+            let (why, seconds) = (crate::failure::without_errno(why), patience.as_secs_f32());
             // Nothing depends on it.
-            let _ = writeln!(io::stderr(), "becket: {url}: {why}; it is tried again");
+            let _ = writeln!(
+                io::stderr(),
+                "becket: {url}: {why}; it is tried again for {seconds} s (--origin-timeout)"
+            );
         })),
         record: false,
         whole: false,

@@ -222,7 +222,11 @@ fn fuse_a_server_that_went_away_meanwhile_is_an_error() {
     let uri = uri(&server, "disk", &known);
     let ran = place.run(["attach", "--via", "fuse", "--origin-timeout", "30s", &uri]);
     assert!(ran.code == 1 && ran.out.is_empty(), "{ran:?}");
-    assert!(ran.err.contains("cannot connect") && ran.err.contains("--persistent"), "{ran:?}");
+    assert!(
+        ran.err.contains("its device cannot be connected to the server: ")
+            && ran.err.contains("--persistent"),
+        "{ran:?}"
+    );
     assert!(wait_until(Duration::from_secs(10), || server.has_ended()));
     assert!(place.devices().is_empty());
     // What was begun for it keeps nobody's place.

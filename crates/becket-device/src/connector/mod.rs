@@ -20,9 +20,9 @@ use becket_image::link::{Trust, channel};
 
 use self::dialing::Dialing;
 use self::rounds::{Connector, channel_of, refused};
-use crate::contract::Error;
 use crate::contract::link::{Connect, LinkOrder, LinkReport};
 use crate::contract::protocol;
+use crate::contract::{Error, ErrorKind};
 use crate::system::role::{self, Begun, Role};
 use crate::system::{confine, harden};
 
@@ -75,6 +75,11 @@ pub fn connector_main() -> Result<(), Error> {
     }
 }
 
+/// Why a new device has no connection; the supervisor says which device.
+fn unreachable(why: String) -> Error {
+    Error::Failed { kind: ErrorKind::Server, message: why, hint: None }
+}
+
 fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let mut fds = fds.into_iter();
     let channel = channel_of(&mut fds)?;
@@ -83,6 +88,6 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let mut inherited = channel::begin(&channel[1], patience).map_err(|error| refused(&error.to_string()))?;
     let requests = std::mem::take(&mut inherited.requests);
     let (timeout, away) = (order.timeout.map(Duration::from_secs), order.away);
-    let maker = Box::new(Dialing::new(order, trust, inherited).map_err(|why| refused(&why))?);
+    let maker = Box::new(Dialing::new(order, trust, inherited).map_err(unreachable)?);
     Ok(Connector::new(maker, timeout, channel, requests, away))
 }

@@ -196,7 +196,7 @@ fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours)
     let begun = Connector::begin(Work::Connect(order), fds, again.is_some(), ours);
     let (connector, _) = begun.map_err(|error| Error::Failed {
         kind: ErrorKind::Server,
-        message: format!("{}: nothing can connect a device to its server: {error}", spec.image.display()),
+        message: format!("{}: its device cannot be connected to the server: {error}", spec.image.display()),
         hint: Some("look whether it is still there and takes clients; qemu-nbd ends with its first one without --persistent".to_owned()),
     })?;
     Ok(connector)

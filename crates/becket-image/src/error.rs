@@ -310,7 +310,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             // As in a URL.
-            Error::NotFound { path, missing, .. } if missing.contains('#') && path.to_str().is_some() => {
+            Error::NotFound { path, missing, .. } if missing.contains('#') => {
                 let inside = path.to_string_lossy().replacen('#', "/", 1);
                 let inside = quoted(Path::new(&inside));
                 return Some(format!("of a file of this host a path inside the image follows /: {inside}"));

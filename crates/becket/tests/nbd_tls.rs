@@ -31,7 +31,7 @@ fn nbdkit(image: &Path, pki: &Path, words: &[&str]) -> Server {
 
 /// The same of QEMU's, which wants to know its clients.
 fn qemu(image: &Path, pki: &Path) -> Server {
-    Server::qemu_of_one(image, &["-t", "--object", &object(pki), "--tls-creds", "t", "-e", "8"])
+    Server::qemu(image, &["--object", &object(pki), "--tls-creds", "t", "-e", "8"])
 }
 
 fn object(pki: &Path) -> String {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use becket_image::link::channel::{Earlier, Inherited};
+use becket_image::link::channel::{Earlier, Legacy};
 use becket_image::link::{Agreed, Dialed, Endpoint, Trust, Wanted, dial, probe};
 
 use super::history::History;
@@ -31,27 +31,26 @@ pub(super) struct Dialing {
     relays: Vec<JoinHandle<()>>,
     agreed: Agreed,
     patience: Duration,
-    /// The image is written.
-    writes: bool,
     /// A new device's first connection, until a worker gets it.
     unused: Option<OwnedFd>,
     history: History,
 }
 
 impl Dialing {
-    /// To the server that an order names. `unused`: see [`Inherited::unused`].
+    /// To the server that an order names. `legacy` and `unused` are what it has inherited.
     pub(super) fn new(
         order: Connect,
         trust: Option<Trust>,
-        Inherited { legacy, unused, .. }: Inherited,
+        legacy: Option<Legacy>,
+        unused: Option<OwnedFd>,
     ) -> Result<Dialing, String> {
         let Connect { uri, agreed, shares, again, timeout, writes, .. } = order;
         let history = History::new(shares, again, legacy);
+        let history = if writes { history } else { history.of_readers() };
         let patience = timeout.map_or(PATIENCE, Duration::from_secs).clamp(LEAST, PATIENCE);
         let endpoint = Endpoint::parse(&uri)?;
         let relays = Vec::new();
-        let mut dialing =
-            Dialing { endpoint, trust, relays, agreed, patience, writes, unused: None, history };
+        let mut dialing = Dialing { endpoint, trust, relays, agreed, patience, unused: None, history };
         if !again {
             // A new device is refused that would wait for its server at once.
             let answers = |socket: &OwnedFd| probe(socket, &agreed, patience).is_ok();
@@ -92,8 +91,7 @@ impl Maker for Dialing {
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {
         let socket = self.unused.take().map_or_else(|| self.dial(), Ok).map_err(Failure::Away)?;
         let earlier = self.history.made(session, &socket);
-        // Readers lose nothing.
-        Ok((socket, if self.writes { earlier } else { Earlier::None }))
+        Ok((socket, earlier))
     }
 
     fn look(&mut self) -> Result<(), Failure> {

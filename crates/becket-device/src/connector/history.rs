@@ -18,6 +18,8 @@ pub(super) struct History {
     shares: bool,
     /// Another connector was there before.
     again: bool,
+    /// There are no writes, so none is lost.
+    only_read: bool,
     session: Option<u64>,
     /// What was reported to the worker that asks now.
     verdict: Earlier,
@@ -35,7 +37,21 @@ impl History {
         let made = legacy.into_iter().flat_map(|legacy| legacy.sockets);
         let made = made.map(|socket| (socket, Instant::now())).collect();
         let earlier = Vec::new();
-        History { shares, again, session, verdict: Earlier::Unknown, made, earlier, broke: false }
+        History {
+            shares,
+            again,
+            only_read: false,
+            session,
+            verdict: Earlier::Unknown,
+            made,
+            earlier,
+            broke: false,
+        }
+    }
+
+    /// The same of an image that is only read.
+    pub(super) fn of_readers(self) -> History {
+        History { only_read: true, ..self }
     }
 
     /// What another connector has to know; nothing where it would know no more by it.
@@ -75,6 +91,7 @@ impl History {
     pub(super) fn made(&mut self, session: u64, socket: &OwnedFd) -> Earlier {
         if self.session != Some(session) {
             self.verdict = match (self.session, self.again) {
+                _ if self.only_read => Earlier::None,
                 (None, false) => Earlier::None,
                 (None, true) => Earlier::Unknown,
                 // The new connection was made while the old ones were there: it leads to the same server.
@@ -194,6 +211,9 @@ mod tests {
         let mut history = History::new(false, false, None);
         drop(next(&mut history, 1).1);
         assert_eq!(next(&mut history, 2).0, Earlier::Unknown);
+        let mut history = History::new(false, false, None).of_readers();
+        drop(next(&mut history, 1).1);
+        assert_eq!(next(&mut history, 2).0, Earlier::None, "nothing was written");
         assert_eq!(
             next(&mut History::new(true, true, None), 1).0,
             Earlier::Unknown,

@@ -16,7 +16,8 @@ mod rounds;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use becket_image::link::{Trust, channel};
+use becket_image::link::Trust;
+use becket_image::link::channel::{self, Inherited};
 
 use self::dialing::Dialing;
 use self::rounds::{Connector, channel_of, refused};
@@ -85,9 +86,9 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let channel = channel_of(&mut fds)?;
     let trust = fds.next().map(Trust::unsealed).transpose().map_err(|error| refused(&error.to_string()))?;
     let patience = if order.inherits { LEGACY } else { Duration::ZERO };
-    let mut inherited = channel::begin(&channel[1], patience).map_err(|error| refused(&error.to_string()))?;
-    let requests = std::mem::take(&mut inherited.requests);
+    let inherited = channel::begin(&channel[1], patience).map_err(|error| refused(&error.to_string()))?;
+    let Inherited { requests, legacy, unused } = inherited;
     let (timeout, away) = (order.timeout.map(Duration::from_secs), order.away);
-    let maker = Box::new(Dialing::new(order, trust, inherited).map_err(unreachable)?);
+    let maker = Box::new(Dialing::new(order, trust, legacy, unused).map_err(unreachable)?);
     Ok(Connector::new(maker, timeout, channel, requests, away))
 }

@@ -197,7 +197,11 @@ fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours)
     let (connector, _) = begun.map_err(|error| Error::Failed {
         kind: ErrorKind::Server,
         message: format!("{}: its device cannot be connected to the server: {error}", spec.image.display()),
-        hint: Some("look whether it is still there and takes clients; qemu-nbd ends with its first one without --persistent".to_owned()),
+        hint: Some(
+            "look whether it is still there and takes clients; \
+             qemu-nbd ends with its first one without --persistent"
+                .to_owned(),
+        ),
     })?;
     Ok(connector)
 }

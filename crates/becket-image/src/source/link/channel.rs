@@ -229,19 +229,23 @@ impl Legacy {
 /// # Errors
 /// There are too many connections, or the channel is full or broken.
 pub fn bequeath(channel: impl AsFd, legacy: Option<&Legacy>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let sockets = legacy.map(|legacy| legacy.sockets.as_slice()).unwrap_or_default();
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
     let mut bytes = if legacy.is_some() { [b'h'; 10] } else { *b"........hn" };
     if let (Some(number), Some(legacy)) = (bytes.first_chunk_mut::<8>(), legacy) {
         *number = legacy.session.to_le_bytes();
     }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, flags)?;
+    send(channel, &bytes, &fds, SendFlags::DONTWAIT)
+}
+
+/// Sends a message with descriptors.
+fn send(channel: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    sendmsg(channel, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL | flags)?;
     Ok(())
 }
 
@@ -251,13 +255,7 @@ pub fn bequeath(channel: impl AsFd, legacy: Option<&Legacy>) -> io::Result<()> {
 /// # Errors
 /// The channel is full or broken.
 pub(super) fn leave(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [socket];
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(channel, &[IoSlice::new(b"........hu")], &mut ancillary, flags)?;
-    Ok(())
+    send(channel, b"........hu", &[socket], SendFlags::DONTWAIT)
 }
 
 /// What a maker of connections finds when it begins.
@@ -354,13 +352,8 @@ pub fn give(
         Earlier::Kept => 1,
         Earlier::Unknown => 2,
     };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [socket];
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
     let bytes = request.answer([b'c', earlier], seconds);
-    sendmsg(channel, &[IoSlice::new(request.as_it_reads(&bytes))], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
+    send(channel, request.as_it_reads(&bytes), &[socket], SendFlags::empty())
 }
 
 /// Answers a request: there will be none.
@@ -376,9 +369,7 @@ pub fn give_up(channel: impl AsFd, request: Request) -> io::Result<()> {
 impl Said {
     /// By sendmsg, which a worker may call.
     fn send(self, channel: BorrowedFd<'_>, flags: SendFlags) -> io::Result<()> {
-        let mut none = SendAncillaryBuffer::default();
-        sendmsg(channel, &[IoSlice::new(&self.encoded())], &mut none, SendFlags::NOSIGNAL | flags)?;
-        Ok(())
+        send(channel, &self.encoded(), &[], flags)
     }
 
     fn encoded(self) -> [u8; 17] {

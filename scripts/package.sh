@@ -10,7 +10,8 @@ usage() { echo "Usage: scripts/package.sh deb|tarball BECKET OUT [VERSION]" >&2;
 kind=$1 becket=$(realpath "$2") out=$3
 here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
-[[ -x $becket && -f $becket.debug ]] || die "$2 or $2.debug is missing: run \`make build\`"
+{ [[ -x $becket && -f $becket.debug ]] && readelf -SW "$becket" | grep gnu_debuglink >/dev/null; } ||
+    die "$2 or $2.debug is missing, or still in one file: run \`make build\`"
 version=${4:-$("$becket" --version | cut -d' ' -f2)}
 
 # The last commit says when, and by whom; where there is none (an unpacked archive), the environment does.

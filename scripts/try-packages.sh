@@ -69,19 +69,23 @@ load() {
         dd if="$device" bs=1M skip=$at count=1 iflag=direct status=none | cmp - /root/pattern.$at ||
             { echo "read $round" >>/root/errors; }
         round=$((round + 1))
-        echo $round >/root/rounds
+        echo $round >/root/rounds.new && mv /root/rounds.new /root/rounds
     done
 }
 load &
 loader=$!
 rounds() { cat /root/rounds 2>/dev/null || echo 0; }
-for _ in {1..100}; do (($(rounds) > 5)) && break; sleep 0.1; done
+for _ in {1..600}; do (($(rounds) > 5)) && break; sleep 0.1; done
+(($(rounds) > 5)) || fail "$(rounds) rounds of the load in a minute"
 dpkg -i /packages/next/becket_*.deb /packages/next/becket-dbgsym_*.deb >/dev/null
-for _ in {1..100}; do [[ $(server) != "$before" && -n $(server) ]] && break; sleep 0.1; done
-after=$(server)
+for _ in {1..600}; do
+    after=$(server || true)
+    [[ -n $after && $after != "$before" ]] && break
+    sleep 0.1
+done
 [[ -n $after && $after != "$before" ]] || fail "the server was not replaced: $before, $after"
 at=$(rounds)
-for _ in {1..200}; do (($(rounds) > at + 5)) && break; sleep 0.1; done
+for _ in {1..600}; do (($(rounds) > at + 5)) && break; sleep 0.1; done
 (($(rounds) > at + 5)) || fail "the load does not go on after the upgrade"
 touch /root/stop
 wait $loader
@@ -104,7 +108,10 @@ END
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
     awk '$2 == "bookworm" && !found { print $1; found = 1 }')
 [[ -n $mirror ]] || die "the apt sources of this machine do not name Debian's bookworm"
-apt-config dump Acquire | grep -E '^Acquire::(http|https|Check-|Retries)' >"$work/apt.conf" || true
+{
+    apt-config dump Acquire | grep -E '^Acquire::(http|https|Check-)' || true
+    echo 'Acquire::Retries "5";'
+} >"$work/apt.conf"
 for suite in "${suites[@]}"; do
     root=$work/$suite
     unshare --mount mmdebstrap --quiet --mode=root --variant=minbase --format=directory --include=mount,fuse3 \

@@ -72,7 +72,8 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         format!("cannot start `{}`; `scripts/setup.sh` installs what is needed", shown(command))
     })?;
     if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
+        let said = [done.stdout, done.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
         let tail: Vec<&str> = said.lines().rev().take(20).collect();
         let tail: Vec<&str> = tail.into_iter().rev().collect();
         bail!("`{}` failed ({})\n{}", shown(command), done.status, tail.join("\n"));

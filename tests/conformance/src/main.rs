@@ -45,9 +45,9 @@ pub(crate) struct Args {
     /// Only the tests whose name contains this
     #[arg(long, value_name = "SUBSTR")]
     only: Option<String>,
-    /// Not the tests whose name contains this
-    #[arg(long, value_name = "SUBSTR")]
-    except: Option<String>,
+    /// Not these groups of tests
+    #[arg(long, value_name = "GROUP", num_args = 1.., value_delimiter = ',')]
+    except: Vec<String>,
     /// Decides everything random; taken from the clock when it is not given, and printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,

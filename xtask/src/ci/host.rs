@@ -134,9 +134,8 @@ pub(crate) fn install() -> Result<Vec<Case>> {
 pub(crate) fn packages() -> Result<Vec<Case>> {
     let becket = exec::shipped()?;
     let script = exec::workspace().join("scripts/try-packages.sh");
-    let status = Command::new(script).arg(&becket).stdin(Stdio::null()).status()?;
-    let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
-    Ok(vec![Case::of_step("scripts/try-packages.sh", outcome, format!("ended with {status}"))])
+    print!("{}", exec::output(Command::new(script).arg(&becket))?);
+    Ok(vec![Case::of_step("scripts/try-packages.sh", Outcome::Passed, String::new())])
 }
 
 /// The conformance suite over a transport that this machine's kernel has.

@@ -558,6 +558,28 @@ fn fuse_a_server_of_one_client_serves_that_client() {
     assert!(fs::read(&image).unwrap()[8192..12288] == Block::of(7).0);
 }
 
+/// Nobody waits for a flush of a server before anything was written: some answer it late, or never.
+#[test]
+fn fuse_a_server_is_asked_for_no_flush_before_a_write() {
+    let name = "nbd_source::fuse_a_server_is_asked_for_no_flush_before_a_write";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let log = place.path("log");
+    let server = Server::nbdkit_with_log(&ext4(&place), &log);
+    let flushes =
+        || fs::read_to_string(&log).unwrap().lines().filter(|line| line.contains(" Flush ")).count();
+    let disk = open(&attach(&place, &[&server.uri("")]));
+    disk.sync_all().unwrap();
+    assert_eq!(flushes(), 0, "{}", fs::read_to_string(&log).unwrap());
+    disk.write_all_at(&Block::of(7).0, 8192).unwrap();
+    disk.sync_all().unwrap();
+    assert!(flushes() > 0, "{}", fs::read_to_string(&log).unwrap());
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
 /// Readers, too, have one connection where the server does not offer several, on whatever CPU they are; a
 /// dead worker's is ended before its successor gets one.
 #[test]

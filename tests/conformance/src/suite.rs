@@ -127,8 +127,9 @@ impl Suite {
             stdout().flush()?;
             let started = Instant::now();
             let (outcome, note, hung) = self.one(test);
+            let seconds = started.elapsed().as_secs_f64();
             match outcome {
-                Outcome::Passed => println!("ok"),
+                Outcome::Passed => println!("ok, {seconds:.1} s"),
                 Outcome::Ignored => {
                     println!("ignored, {}", note.split_whitespace().collect::<Vec<_>>().join(" "))
                 }
@@ -146,7 +147,7 @@ impl Suite {
                 mode: self.mode.as_deref(),
                 kernel: &kernel,
                 outcome,
-                seconds: (started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
+                seconds: (seconds * 1000.0).round() / 1000.0,
                 note,
             });
             // After each test, so that a machine that dies leaves a report of what went before.

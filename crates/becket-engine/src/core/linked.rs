@@ -308,6 +308,23 @@ impl Core {
         !lost.is_empty()
     }
 
+    /// Flushes are done that were asked before it was known that nothing was written: no server is to be
+    /// waited for.
+    #[cold]
+    fn spare_flushes(&mut self, ring: &mut Ring, number: usize) {
+        loop {
+            let Core { lines, serving, slab, .. } = self;
+            let Some(Linked { source, line, .. }) = lines.get_mut(number) else { return };
+            let Some(target) = serving.target(*source) else { return };
+            let needless = |ask: &Ask, tag: u16| {
+                let slot = slab.get(usize::from(tag));
+                Line::is_flush(ask, tag) && slot.is_some_and(|slot| target.syncs().has_synced(slot.covers))
+            };
+            let Some(tag) = line.take_back(needless) else { return };
+            self.operated(ring, tag, 0);
+        }
+    }
+
     /// The queue ends: nobody waits for an answer any more.
     #[cold]
     fn abandon(&mut self, ring: &mut Ring, number: usize) -> bool {
@@ -361,7 +378,7 @@ impl Core {
         let number = usize::from(number);
         match given {
             Ok(Given { socket, earlier, patience }) => {
-                let (queue, Core { lines, serving, .. }) = (self.number, self);
+                let (queue, Core { lines, serving, .. }) = (self.number, &mut *self);
                 let Some(linked) = lines.get_mut(number) else { return };
                 let Some(target) = serving.target(linked.source).and_then(|target| target.link()) else {
                     return;
@@ -369,6 +386,7 @@ impl Core {
                 target.judge(queue, earlier);
                 if target.joins(queue, linked.seen.breaks) {
                     linked.line.connected(socket, patience);
+                    self.spare_flushes(ring, number);
                 } else {
                     // It may lead to a server that is gone: the next one is asked for after the break.
                     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);

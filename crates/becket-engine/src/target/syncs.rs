@@ -96,9 +96,14 @@ impl Syncs {
         self.reported.fetch_max(covers, Ordering::AcqRel) < self.lost.load(Ordering::Acquire)
     }
 
+    /// Whether a sync that has succeeded began after so many writes had finished.
+    pub(crate) fn has_synced(&self, covers: u64) -> bool {
+        covers <= self.synced.load(Ordering::Acquire)
+    }
+
     fn pending(&self) -> Option<u64> {
         let writes = self.written();
-        (writes > self.synced.load(Ordering::Acquire)).then_some(writes)
+        (!self.has_synced(writes)).then_some(writes)
     }
 
     /// How many writes have finished.

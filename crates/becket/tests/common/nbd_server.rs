@@ -49,6 +49,15 @@ impl Server {
         Self::start(command, socket)
     }
 
+    /// nbdkit, which writes down in `log` what it is asked.
+    pub(crate) fn nbdkit_with_log(image: &Path, log: &Path) -> Self {
+        let socket = image.with_extension("nbdkit");
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "--filter", "log", "-U"]).arg(&socket).arg("file").arg(image);
+        command.arg(format!("logfile={}", log.display()));
+        Self::start(command, socket)
+    }
+
     /// qemu-nbd with an export named `disk`.
     pub(crate) fn qemu(image: &Path, words: &[&str]) -> Self {
         Self::qemu_of_one(image, &[&["-t"], words].concat())

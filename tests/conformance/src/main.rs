@@ -45,9 +45,6 @@ pub(crate) struct Args {
     /// Only the tests whose name contains this
     #[arg(long, value_name = "SUBSTR")]
     only: Option<String>,
-    /// Not these groups of tests
-    #[arg(long, value_name = "GROUP", num_args = 1.., value_delimiter = ',')]
-    except: Vec<String>,
     /// Decides everything random; taken from the clock when it is not given, and printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -119,7 +116,6 @@ fn run(args: Args) -> Result<bool> {
         seed,
         ops: args.ops,
         only: args.only,
-        except: args.except,
         allow_skip: args.allow_skip,
         limit: Duration::from_secs(args.limit),
     };

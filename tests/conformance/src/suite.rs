@@ -73,8 +73,6 @@ pub(crate) struct Suite {
     pub(crate) ops: u64,
     /// A part of the names of the tests to run.
     pub(crate) only: Option<String>,
-    /// The groups of tests not to run.
-    pub(crate) except: Vec<String>,
     /// Tests that may be ignored.
     pub(crate) allow_skip: Vec<String>,
     /// After this a test counts as hung.
@@ -85,10 +83,7 @@ impl Suite {
     fn chosen(&self) -> Vec<Test> {
         let wanted = |test: &Test| self.only.as_deref().is_none_or(|part| test.name.contains(part));
         let possible = |test: &Test| test.needs == Needs::Device || self.driver.is_becket();
-        let groups =
-            tests::GROUPS.iter().filter(|(group, _)| !self.except.iter().any(|other| other == group));
-        let tests = groups.flat_map(|(_, tests)| *tests).copied();
-        tests.filter(|test| wanted(test) && possible(test)).collect()
+        tests::all().into_iter().filter(|test| wanted(test) && possible(test)).collect()
     }
 
     /// Prints the names.
@@ -100,13 +95,9 @@ impl Suite {
 
     /// Runs all; true when everything is as it must be.
     pub(crate) fn run(&self, json: Option<&Path>) -> Result<bool> {
+        let known: Vec<_> = tests::all().iter().map(|test| test.name).collect();
         for name in &self.allow_skip {
-            let known = tests::GROUPS.iter().flat_map(|(_, tests)| *tests).any(|test| test.name == name);
-            ensure!(known, "--allow-skip {name}: there is no such test");
-        }
-        for name in &self.except {
-            let known = tests::GROUPS.iter().any(|(group, _)| group == name);
-            ensure!(known, "--except {name}: there is no such group of tests");
+            ensure!(known.contains(&name.as_str()), "--allow-skip {name}: there is no such test");
         }
         let chosen = self.chosen();
         ensure!(!chosen.is_empty(), "no test has that in its name; --list shows them");

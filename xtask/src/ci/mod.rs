@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Print the steps' names and end
     #[arg(long)]
     list: bool,
-    /// Run the conformance suite in full in each mode; otherwise file systems are tested in some modes only
+    /// Run the conformance suite in full in each mode; otherwise random operations are fewer in some modes
     #[arg(long)]
     whole: bool,
 }

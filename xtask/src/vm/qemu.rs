@@ -75,10 +75,13 @@ impl Qemu {
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]);
         if machine.icount {
             command.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
+            command.args(["-cpu", "max,la57=off"]);
         } else {
             command.args(["-accel", "tcg,thread=multi,tb-size=512"]);
+            // Memory is copied by words: by single bytes, as a processor likes it best that says it is fast at
+            // that, an emulator is slow.
+            command.args(["-cpu", "max,la57=off,erms=off,fsrm=off"]);
         }
-        command.args(["-cpu", "max,la57=off"]);
         command.args(["-smp", &machine.cpus.to_string(), "-m", &machine.memory_mib.to_string()]);
         command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
         command.args(["-append", PARAMETERS]);

@@ -14,19 +14,22 @@ mod trouble;
 
 use crate::suite::Test;
 
-/// All tests by group, in the order in which they run: what everything stands on comes first.
-pub(crate) const GROUPS: [(&str, &[Test]); 10] = [
-    ("geometry", geometry::TESTS),
-    ("data", data::TESTS),
-    ("durability", durability::TESTS),
-    ("space", space::TESTS),
-    ("limits", limits::TESTS),
-    ("partitions", partitions::TESTS),
-    ("trouble", trouble::TESTS),
-    ("lifecycle", lifecycle::TESTS),
-    ("live", live::TESTS),
-    ("filesystems", filesystems::TESTS),
-];
+/// All tests, in the order in which they run: what everything stands on comes first.
+pub(crate) fn all() -> Vec<Test> {
+    let groups: [&[Test]; 10] = [
+        geometry::TESTS,
+        data::TESTS,
+        durability::TESTS,
+        space::TESTS,
+        limits::TESTS,
+        partitions::TESTS,
+        trouble::TESTS,
+        lifecycle::TESTS,
+        live::TESTS,
+        filesystems::TESTS,
+    ];
+    groups.concat()
+}
 
 /// A test that any block device can pass.
 const fn device(name: &'static str, body: fn(&crate::bench::Bench) -> anyhow::Result<()>) -> Test {

@@ -55,7 +55,7 @@ const fn suite(series: Series, via: &'static str, mode: Option<&'static str>) ->
     guest(series, Load::Conformance { via, mode })
 }
 
-/// All steps, in their order: what is quick and likely to fail first.
+/// All steps, in their order: what is quick and likely to fail first; of the guests, what takes longest.
 pub(super) const STEPS: [(&str, Step); 20] = [
     ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
@@ -67,12 +67,12 @@ pub(super) const STEPS: [(&str, Step); 20] = [
     ("conformance-host", Step::HostConformance("loop")),
     ("conformance-host-fuse", Step::HostConformance("fuse")),
     ("losetup-suite", Step::LosetupSuite),
+    ("guest-7.x-tests", guest(Series::V7, Load::Tests)),
     ("guest-7.x-zero-copy", suite(Series::V7, "ublk", Some("zero-copy"))),
     ("guest-7.x-copy", suite(Series::V7, "ublk", Some("copy"))),
     ("guest-7.x-batch-zero-copy", suite(Series::V7, "ublk", Some("batch-zero-copy"))),
     ("guest-7.x-batch-copy", suite(Series::V7, "ublk", Some("batch-copy"))),
     ("guest-7.x-dm", suite(Series::V7, "dm", None)),
-    ("guest-7.x-tests", guest(Series::V7, Load::Tests)),
     ("guest-7.x-boot", guest(Series::V7, Load::Boot { images: 8 })),
     ("guest-6.12", suite(Series::V6_12, "ublk", Some("copy"))),
     ("guest-6.12-users", guest(Series::V6_12, Load::Users)),

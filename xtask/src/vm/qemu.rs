@@ -78,8 +78,8 @@ impl Qemu {
             command.args(["-cpu", "max,la57=off"]);
         } else {
             command.args(["-accel", "tcg,thread=multi,tb-size=512"]);
-            // Memory is copied by words: by single bytes, as a processor likes it best that says it is fast at
-            // that, an emulator is slow.
+            // Memory is copied by words: an emulator is slow by bytes, which is what kernels do where a
+            // processor says that it is fast at that.
             command.args(["-cpu", "max,la57=off,erms=off,fsrm=off"]);
         }
         command.args(["-smp", &machine.cpus.to_string(), "-m", &machine.memory_mib.to_string()]);

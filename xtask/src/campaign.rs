@@ -89,7 +89,7 @@ pub(crate) struct Soak {
 /// exit code is 0 when nothing was wrong, lost, late or left behind.
 pub(crate) fn soak(args: &Soak) -> Result<u8> {
     let Ok(length) = Duration::try_from_secs_f64(args.hours * 3600.0) else {
-        bail!("{} is no number of hours", args.hours);
+        bail!("{} is not a number of hours", args.hours);
     };
     let fuse = args.via == "fuse";
     let course = Course {

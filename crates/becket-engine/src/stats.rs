@@ -400,7 +400,7 @@ impl Summary {
         }
     }
 
-    /// What was done since another summary of the same counters. What is no sum stays as it is.
+    /// What was done since another summary of the same counters. What is not a sum stays as it is.
     #[must_use]
     pub fn since(&self, before: &Summary) -> Summary {
         Summary {

@@ -298,7 +298,7 @@ fn a_live_queue_takes_another_map() {
     let larger = Arc::new(serving.otherwise(Map::contiguous(0, 0, 8192), false, DirectIo::Auto));
     threads.change(&[id], &serving, &larger, PATIENCE).unwrap();
     is_closed.recv_timeout(PATIENCE).expect("the larger map is used");
-    threads.change(&[id], &larger, &serving, PATIENCE).expect("a queue that has ended is no obstacle");
+    threads.change(&[id], &larger, &serving, PATIENCE).expect("a queue that has ended is not an obstacle");
 }
 
 /// Hands a command to the kernel and then says that it cannot begin.

@@ -388,7 +388,7 @@ impl Client {
             ureq::Error::LargeResponseHeader(..) => {
                 refused(format!("the head of its answer has more than {HEAD_MAX} bytes"))
             }
-            _ => refused(format!("its answer is no HTTP: {error}")),
+            _ => refused(format!("its answer is not HTTP: {error}")),
         }
     }
 

@@ -93,7 +93,7 @@ impl Transport for Forwarded {
         }
         let changed = changed(head, &self.server, &self.line);
         let changed =
-            changed.ok_or_else(|| Error::BadUri("it is no request that a proxy forwards".to_owned()))?;
+            changed.ok_or_else(|| Error::BadUri("it is not a request that a proxy forwards".to_owned()))?;
         let room = output.get_mut(..changed.len()).ok_or(Error::BodyExceedsLimit(0))?;
         room.copy_from_slice(&changed);
         self.transport.transmit_output(changed.len(), timeout)

@@ -153,7 +153,7 @@ pub(crate) fn redirected(from: &str, location: &str) -> Result<String, String> {
     let base = Parts::of(from);
     let location = location.split('#').next().unwrap_or_default();
     if location.len() > LONGEST || location.bytes().any(|byte| !(0x21..0x7f).contains(&byte)) {
-        return Err("the server redirects to something that is no URL".to_owned());
+        return Err("the server redirects to something that is not a URL".to_owned());
     }
     let to = if let Some(rest) = location.strip_prefix("//") {
         format!("{}://{rest}", base.scheme)
@@ -168,7 +168,7 @@ pub(crate) fn redirected(from: &str, location: &str) -> Result<String, String> {
     };
     let parts = Parts::of(&to);
     if !parts.is_web() {
-        return Err(format!("the server redirects to {}, which is no web address", shown(&to)));
+        return Err(format!("the server redirects to {}, which is not a web address", shown(&to)));
     }
     if base.is_secure() && !parts.is_secure() {
         return Err(format!("the server redirects from https to {}, which is not encrypted", shown(&to)));

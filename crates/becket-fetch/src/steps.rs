@@ -24,7 +24,7 @@ struct Next {
     /// Its bytes, once it `is_there`.
     buffer: Vec<u8>,
     is_there: bool,
-    /// Bytes before it that are no zeroes.
+    /// Bytes before it that are not zeroes.
     stored: u64,
     /// When it was last looked whether there is room.
     looked: u64,

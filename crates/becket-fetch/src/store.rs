@@ -212,7 +212,7 @@ impl Store {
                     }
                     return Ok(held);
                 }
-                // It is no object, or damaged: it makes way.
+                // It is not an object, or damaged: it makes way.
                 Ok(None) => self.set_aside(&dir)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.make(&dir, meta)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -175,7 +175,7 @@ impl Stream {
         }
     }
 
-    /// That what was decoded may go on, of which `stored` bytes are no zeroes: a few bytes can yield any
+    /// That what was decoded may go on, of which `stored` bytes are not zeroes: a few bytes can yield any
     /// number.
     pub(crate) fn check_room(&self, file: &File, path: &Path, done: u64, stored: u64) -> Result<(), Error> {
         if done > SIZE_MAX {

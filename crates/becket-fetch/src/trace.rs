@@ -70,13 +70,13 @@ pub fn written(needs: &[Need]) -> String {
 /// The ranges of a file's trace, in its order.
 ///
 /// # Errors
-/// It cannot be read, or is no trace.
+/// It cannot be read, or is not a trace.
 pub fn read(path: &Path) -> io::Result<Vec<Range<u64>>> {
     let mut text = String::new();
     File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
     let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     if text.len() as u64 > LONGEST || !text.starts_with(HEAD) {
-        return Err(bad("it is no trace of becket's"));
+        return Err(bad("it is not a trace that becket has recorded"));
     }
     let mut ranges = Vec::new();
     for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
@@ -84,7 +84,7 @@ pub fn read(path: &Path) -> io::Result<Vec<Range<u64>>> {
         let (Some(Ok(_)), Some(Ok(offset)), Some(Ok(len)), None) =
             (fields.next(), fields.next(), fields.next(), fields.next())
         else {
-            return Err(bad(&format!("{line:?} is no line of a trace")));
+            return Err(bad(&format!("{line:?} is not a line of a trace")));
         };
         ranges.push(offset..offset.saturating_add(len));
     }

@@ -20,7 +20,7 @@ pub(crate) struct Writing<'a> {
     /// What is not yet written: less than the smallest chunk.
     rest: Vec<u8>,
     at: u64,
-    /// Bytes that are no holes.
+    /// Bytes that are not holes.
     stored: u64,
     /// Length of a chunk in bytes.
     chunk: u64,

@@ -79,7 +79,7 @@ fn what_a_registry_may_not_do_has_its_own_sentence() {
     refused("too much", with_body(vec![b' '; 5 << 20]));
     refused("has no a/b:c", Reply::status(404));
     refused("status 302", Reply::status(302).with("Location", "http://127.0.0.1:1/"));
-    refused("no web server", bearer("file:///etc/passwd"));
+    refused("not a web server", bearer("file:///etc/passwd"));
     refused("status 401", bearer(&origin.url("/token")));
     refused("cannot compare", with_body(manifest("sha256:12", SIZE)));
     refused("it is empty", with_body(manifest(SEVENS, 0)));

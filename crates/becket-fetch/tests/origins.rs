@@ -202,7 +202,7 @@ fn each_thing_that_a_server_cannot_do_has_its_own_sentence() {
         ("no such object", |_| Reply::status(404)),
         ("does not allow it", |_| Reply::status(403)),
         ("without a place", |_| Reply::status(302)),
-        ("no HTTP", |reply| reply.with("x: y\r\n\0", "z")),
+        ("not HTTP", |reply| reply.with("x: y\r\n\0", "z")),
         ("more than 32768 bytes", |reply| reply.with("x", &"y".repeat(100_000))),
     ];
     for (sentence, trick) in cases {

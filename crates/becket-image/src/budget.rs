@@ -159,7 +159,7 @@ impl Budget {
         inner.work(steps.saturating_mul(STEP), by)
     }
 
-    /// Does work of which the time is not counted: it is no parsing.
+    /// Does work of which the time is not counted: it is not parsing.
     pub fn outside<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some(inner) = &self.0 else { return work() };
         inner.stop();

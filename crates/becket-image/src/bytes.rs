@@ -131,7 +131,7 @@ pub(crate) fn utf16_le(bytes: &[u8]) -> String {
     utf16(bytes.chunks_exact(2).map(|unit| u16_at(unit, 0)))
 }
 
-/// Text in UTF-16; what is no Unicode becomes U+FFFD.
+/// Text in UTF-16; what is not Unicode becomes U+FFFD.
 pub(crate) fn utf16(units: impl Iterator<Item = u16>) -> String {
     char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }

@@ -409,7 +409,7 @@ mod tests {
             let mut decoder = codec.decoder();
             assert_eq!(decoder.decode(&encoded, &mut output), Ok(100), "{codec}");
             assert_eq!(output, [plain(), vec![0; 100 - plain().len()]].concat(), "{codec}");
-            // One that is damaged is no shorter block.
+            // One that is damaged is not a shorter block.
             assert!(decoder.decode(&encoded[..encoded.len() - 6], &mut output).is_err(), "{codec}");
             assert!(decoder.decode(&[0xff; 40], &mut output).is_err(), "{codec}");
             assert!(decoder.decode(&encoded, &mut vec![0; plain().len() - 1]).is_err(), "{codec}");

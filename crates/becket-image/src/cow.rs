@@ -1,5 +1,5 @@
 //! `--cow`: an image that is only read, and a qcow2 over it that takes what is written.
-//! It never writes to a file that is no overlay of this very image, and never replaces one.
+//! It never writes to a file that is not an overlay of this very image, and never replaces one.
 //!
 //! # What an overlay says of the image below it
 //!
@@ -246,7 +246,7 @@ fn find(
     let write = !read_only && unwritable.is_none();
     // Two processes that allocate clusters in one file destroy it, so a writer has the file to itself.
     lock_fd(file, &fd, found.kind, &Claim::of_all(write, shared && !write), warnings)?;
-    // An empty file is no overlay, and says so.
+    // An empty file is not an overlay, and says so.
     let size = rustix::fs::fstat(&fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     Ok((HostFile { path: real_path(file, &fd)?, fd, kind: found.kind, stat: found.stat, size }, unwritable))
 }

@@ -68,7 +68,7 @@ impl TryFrom<Unchecked> for Encoded {
     type Error = &'static str;
 
     fn try_from(Unchecked { codec, below, blocks }: Unchecked) -> Result<Encoded, &'static str> {
-        Encoded::new(codec, below, blocks).ok_or("its blocks are no layer")
+        Encoded::new(codec, below, blocks).ok_or("its blocks are not a layer")
     }
 }
 

@@ -60,7 +60,7 @@ pub enum Error {
         /// As it was given.
         path: PathBuf,
     },
-    /// A component in the middle of the path is no directory.
+    /// A component in the middle of the path is not a directory.
     #[error("{}: {} is not a directory", path.display(), component.display())]
     NotADirectory {
         /// As it was given.
@@ -79,6 +79,20 @@ pub enum Error {
         missing: String,
         /// Some of the names beside it.
         entries: Vec<String>,
+    },
+    /// A symbolic link on the way through an image leads to nothing that is in it.
+    #[error(
+        "{image}: the symbolic link \"{link}\" in its {format} leads to \"{target}\", which is not in it"
+    )]
+    DanglingInside {
+        /// The path up to the image that was searched.
+        image: String,
+        /// What that image is.
+        format: &'static str,
+        /// The path inside it, up to the link.
+        link: String,
+        /// What the link, or the last one that it leads to, contains.
+        target: String,
     },
     /// A path names a snapshot that cannot be had.
     #[error("{}: no snapshot \"{name}\": {why}", path.display())]
@@ -163,7 +177,7 @@ pub enum Error {
         source: DialError,
     },
     /// A directory, FIFO, socket or character device.
-    #[error("{}: is {what}, not an image", path.display())]
+    #[error("{}: it is {what}, not an image", path.display())]
     NotAnImage {
         /// As it was given.
         path: PathBuf,
@@ -263,6 +277,7 @@ impl Error {
             | Error::NotADirectory { .. }
             | Error::Backing { missing: true, .. }
             | Error::Snapshot { .. }
+            | Error::DanglingInside { .. }
             | Error::Missing { .. } => ErrorKind::NotFound,
             Error::Backing { .. } | Error::Reference { .. } => ErrorKind::Unsupported,
             Error::Permission { .. } => ErrorKind::Permission,
@@ -331,10 +346,13 @@ impl Error {
             Error::NotADirectory { .. } => "a path can go on inside a regular file or a block device only",
             Error::Missing { image, format, missing, .. } => {
                 // `by-label/x` is a name of a partition, and no directory.
-                let dir = missing.rsplit_once('/').filter(|_| *format != PARTITIONS).map(|(dir, _)| dir);
-                let place = dir.map_or_else(|| PathBuf::from(image), |dir| Path::new(image).join(dir));
+                let place = if *format == PARTITIONS { PathBuf::from(image) } else { beside(image, missing) };
                 let place = quoted(&place);
-                return Some(format!("see what is there instead of {missing:?}: becket ls {place}"));
+                return Some(format!("see what is there instead of \"{missing}\": becket ls {place}"));
+            }
+            Error::DanglingInside { image, link, .. } => {
+                let dir = quoted(&beside(image, link));
+                return Some(format!("see where the links lead: becket ls -l {dir}"));
             }
             Error::Backing { hint: Some(hint), .. } => return Some(hint.clone()),
             Error::Backing { image, .. } => {
@@ -511,6 +529,11 @@ fn there(entries: &[String]) -> String {
         [] => "; it is empty".to_owned(),
         names => format!("; there is: {}", names.join(", ")),
     }
+}
+
+/// The directory, in this image, of what has this path inside it.
+fn beside(image: &str, inside: &str) -> PathBuf {
+    inside.rsplit_once('/').map_or_else(|| PathBuf::from(image), |(dir, _)| Path::new(image).join(dir))
 }
 
 /// A path as a shell would take it.

@@ -315,7 +315,7 @@ fn open_inside(
     let Target { host, found, inside, budget, fillers } = *target;
     let HostInode { kind, stat, .. } = *found;
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
-    // What can be written is no layer that would be read through here.
+    // What can be written is not a layer that would be read through here.
     let flat = inside.is_empty() && !read_only;
     if flat {
         read_here_and_there(buffered.as_fd());

@@ -125,7 +125,7 @@ pub(crate) fn locate(path: &Path) -> Location {
 pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened, Error> {
     let (uri, inside) = split(path);
     if options.direct_io == DirectIo::On {
-        let reason = "it is on a server, and no file of this host".to_owned();
+        let reason = "it is on a server, not in a file of this host".to_owned();
         return Err(Error::DirectIo { path: path.to_owned(), reason });
     }
     let budget = options.budget();

@@ -65,7 +65,7 @@ pub fn split(path: &Path) -> Split {
             return Split { host, inside };
         }
     }
-    // Only by such a `..` does the walk end without a file on the way: at a directory, which is no image.
+    // Only by such a `..` does the walk end without a file on the way: at a directory, which is not an image.
     if path.components().any(|component| component == Component::ParentDir) && host.is_dir() {
         return Split { host, inside: Vec::new() };
     }
@@ -145,7 +145,7 @@ fn explain(path: &Path, errno: Errno) -> Error {
     }
 }
 
-/// The first component that is not there, or is no directory although more follows.
+/// The first component that is not there, or is not a directory although more follows.
 fn culprit(path: &Path) -> Option<Error> {
     let path_given = path.to_owned();
     let mut deepest = PathBuf::from(if path.is_absolute() { "/" } else { "." });

@@ -1,7 +1,7 @@
 //! Names from inside images, and paths, as text that is safe to show. It never lets a letter through that a
 //! terminal obeys or does not show, and never makes two different names look alike.
 
-/// A name or path: backslashes, bytes that are no UTF-8 and all that [`is_hidden`] are escaped.
+/// A name or path: backslashes, bytes that are not UTF-8 and all that [`is_hidden`] are escaped.
 pub fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -430,7 +430,15 @@ impl Inside<'_> {
                         )));
                     }
                     if file.is_none() {
-                        file = self.step(name, walked)?;
+                        file = self.step(name, walked).map_err(|error| match error {
+                            Error::Missing { image, format, .. } => Error::DanglingInside {
+                                image,
+                                format,
+                                link: shown(walked),
+                                target: shown(&target),
+                            },
+                            other => other,
+                        })?;
                     }
                 }
                 Ok(file)

@@ -110,7 +110,7 @@ pub enum Error {
         /// The one that is there.
         found: u64,
     },
-    /// Something that is no device node is where one should be.
+    /// Something that is not a device node is where one should be.
     #[error("{} is in the way of a device node", path.display())]
     NotANode {
         /// Where.

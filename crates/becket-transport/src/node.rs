@@ -305,7 +305,7 @@ fn within_disk(device: BorrowedFd<'_>, path: &Path, promised: &[Partition]) -> R
 }
 
 /// Removes the node of a block device that is gone from the kernel, where nothing else does so: in a
-/// `/dev` that is no devtmpfs. Says whether there was one.
+/// `/dev` that is not a devtmpfs. Says whether there was one.
 ///
 /// # Errors
 /// This process may not remove it.

@@ -100,7 +100,7 @@ mod tests {
     fn locks_belong_to_descriptions_not_to_processes() -> io::Result<()> {
         let (one, two) = twice()?;
         assert!(ofd_lock(one.as_fd(), Kind::Exclusive, 100, 1)?);
-        assert!(!ofd_test(one.as_fd(), Kind::Exclusive, 100, 1)?, "one's own lock is no conflict");
+        assert!(!ofd_test(one.as_fd(), Kind::Exclusive, 100, 1)?, "a lock of one's own is not a conflict");
         assert!(ofd_test(two.as_fd(), Kind::Shared, 100, 1)?);
         assert!(!ofd_lock(two.as_fd(), Kind::Shared, 100, 1)?);
         assert!(ofd_lock(two.as_fd(), Kind::Shared, 101, 1)?, "only that byte is locked");

@@ -15,7 +15,7 @@ pub struct Peer {
 /// Asks the kernel.
 ///
 /// # Errors
-/// The descriptor is no socket.
+/// The descriptor is not a socket.
 pub fn of(socket: impl AsFd) -> io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;

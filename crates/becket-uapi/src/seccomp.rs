@@ -125,7 +125,7 @@ impl Filter {
 
     /// Puts all threads of the process under the filter, those that they start, and what they execute. The
     /// kernel logs in its audit log the processes that it kills. It does not log calls that fail, because
-    /// asking for one that a kernel may lack is no attack.
+    /// asking for one that a kernel may lack is not an attack.
     ///
     /// The calling thread must have set `no_new_privs`.
     ///

@@ -39,7 +39,9 @@ pub(crate) fn parse_faults(text: &str) -> Result<Faults, String> {
             "torn" => faults.torn = chance(value)?,
             "short" => faults.short = chance(value)?,
             "enospc-after" => faults.enospc_after = Some(parse_size(value)?),
-            "seed" => faults.seed = value.parse().map_err(|_| format!("`{value}` is no number for seed="))?,
+            "seed" => {
+                faults.seed = value.parse().map_err(|_| format!("`{value}` is not a number for seed="))?
+            }
             _ => return Err(format!("`{name}` is not a fault; {EXAMPLES}")),
         }
     }

@@ -345,7 +345,7 @@ fn fuse_a_start_that_was_recorded_is_fetched_in_its_order() {
     // A trace of nonsense is refused before anything is attached.
     fs::write(&path, "0 1 2").unwrap();
     let refused = run(&place, &["attach", "--prefetch", path.to_str().unwrap(), &url]);
-    assert!(refused.code == 1 && refused.err.contains("no trace"), "{refused:?}");
+    assert!(refused.code == 1 && refused.err.contains("not a trace"), "{refused:?}");
 }
 
 #[test]

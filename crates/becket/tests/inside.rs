@@ -326,11 +326,11 @@ fn only_files_and_links_are_replaced() {
     let before = inodes();
     for node in ["null", "block", "fifo", "socket"] {
         let ran = place.run(["cp", "-f", "fs.img/a0", &format!("nodes/{node}")]);
-        assert!(ran.code == 1 && ran.err.contains("it is no file"), "{node}: {ran:?}");
+        assert!(ran.code == 1 && ran.err.contains("it is not a file"), "{node}: {ran:?}");
     }
     for node in ["block", "socket", "dir"] {
         let ran = place.run(["cp", "-f", "--tar", &format!("nodes/{node}"), "fs.img/a0"]);
-        assert!(ran.code == 1 && ran.err.contains("it is no file"), "{node}: {ran:?}");
+        assert!(ran.code == 1 && ran.err.contains("it is not a file"), "{node}: {ran:?}");
     }
     for node in ["null", "link"] {
         place.ok(["cp", "-f", "--tar", &format!("nodes/{node}"), "fs.img/a0"]);

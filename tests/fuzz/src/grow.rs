@@ -110,7 +110,7 @@ fn write(file: &Arc<Sparse>) -> Option<()> {
     let closed = grower.close();
     assert!(closed.is_ok(), "the image cannot be closed: {closed:?} after {places:?}");
     let now = unpack_alone(&image(file)?);
-    assert!(matches!(now, Ok(Some(_))), "it is no image any more: {now:?}");
+    assert!(matches!(now, Ok(Some(_))), "it is not an image any more: {now:?}");
     let disk = now.ok()??;
     for (number, (expected, now)) in expected.iter().zip(sectors(&disk)).enumerate() {
         assert!(expected.is_none() || *expected == now, "sector {number} is not what it was");

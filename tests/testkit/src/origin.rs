@@ -115,7 +115,7 @@ impl Origin {
                 let (Ok(stream), state, count) = (stream, Arc::clone(&served), Arc::clone(&count)) else {
                     continue;
                 };
-                // A client that goes away is no failure of the server.
+                // A client that goes away is not a failure of the server.
                 thread::spawn(move || drop(serve(&stream, &state, &count)));
             }
         });

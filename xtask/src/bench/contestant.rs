@@ -85,7 +85,7 @@ impl std::str::FromStr for Other {
     fn from_str(text: &str) -> Result<Other, String> {
         let (name, path) = text.split_once('=').ok_or("expected NAME=PATH")?;
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
-            return Err(format!("`{name}` is no name: letters, digits and `-` only"));
+            return Err(format!("`{name}` is not a name: letters, digits and `-` only"));
         }
         Ok(Other { name: name.to_owned(), path: path.into() })
     }

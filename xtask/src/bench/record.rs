@@ -85,7 +85,7 @@ impl Record {
                 ["kernel", release] => setting.kernel = release.to_owned(),
                 ["note", ..] => setting.notes.push(words[1..].join(" ")),
                 ["figure", what, entrant, value] => {
-                    let value = value.parse().with_context(|| format!("{what} is no number: {value}"))?;
+                    let value = value.parse().with_context(|| format!("{what} is not a number: {value}"))?;
                     self.row(&place, what, entrant).values.push(value);
                 }
                 ["absent", entrant, what] => {

@@ -32,7 +32,7 @@ nobody_has_a_device() {
         printf "label: gpt\nsize=8M\n" | sfdisk -q disk.img
         device=$(becket attach --via ublk disk.img 2>warned)
         echo "$device"; cat warned
-        grep "partitions are no devices" warned
+        grep "partitions are not devices" warned
         [[ -b $device && ! -e ${device}p1 ]]
         [[ $(stat -c %u:%g "$device" "/dev/ublkc${device#/dev/ublkb}" | sort -u) == 65534:65534 ]]
         becket list

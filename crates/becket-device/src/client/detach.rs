@@ -151,7 +151,8 @@ fn once_unused(
 }
 
 /// Takes over a changed size of the image of the device that `target` names, and a changed partition table.
-/// It is no error if nothing has changed; a disk of fixed length (that of a qcow2) never changes its size.
+/// It is not an error if nothing has changed; a disk of fixed length (that of a qcow2) never changes its
+/// size.
 ///
 /// # Errors
 /// There is no such device, the size has changed and its transport cannot follow, or a partition is in use

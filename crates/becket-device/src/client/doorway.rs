@@ -83,7 +83,7 @@ impl Doorway {
     /// Listens for the front-end of a virtual machine at `unix:PATH`, `fd:N` or `systemd`.
     ///
     /// # Errors
-    /// As [`Doorway::nbd`]. It is no unix socket.
+    /// As [`Doorway::nbd`]. It is not a Unix socket.
     pub fn vhost_user(address: &str) -> Result<Doorway, Error> {
         if address.starts_with("tcp:") {
             return Err(wrong("vhost-user shares memory, so it needs a unix socket", Some("use unix:PATH")));
@@ -154,7 +154,8 @@ impl Listening {
             Some(("fd", number)) => inherited(number.parse().ok(), address)?,
             None if address == "systemd" => inherited(Some(activated()?), address)?,
             _ => {
-                let what = format!("{address:?} is no address: unix:PATH, tcp:HOST:PORT, fd:N or systemd");
+                let what =
+                    format!("{address:?} is not an address: unix:PATH, tcp:HOST:PORT, fd:N or systemd");
                 return Err(wrong(&what, None));
             }
         };
@@ -195,11 +196,14 @@ fn unix(path: &Path) -> Result<Listening, Error> {
     let path = &std::path::absolute(path).map_err(failed)?;
     let text = path.to_str().ok_or_else(|| wrong("the path of a socket must be UTF-8", None))?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(wrong(&format!("{text} is no path of a socket"), None));
+        return Err(wrong(&format!("{text} is not a path of a socket"), None));
     };
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no socket")));
+            return Err(failed(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "it exists and is not a socket",
+            )));
         }
         Ok(_) => match UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -255,7 +259,7 @@ fn inherited(number: Option<i32>, address: &str) -> Result<Listening, Error> {
     let listener = inherited_fd(number).map_err(failed)?;
     let stream = sockopt::socket_type(&listener) == Ok(SocketType::STREAM);
     if !stream || !sockopt::socket_acceptconn(listener.as_fd()).unwrap_or(false) {
-        return Err(wrong(&format!("{address} is no stream socket that listens"), None));
+        return Err(wrong(&format!("{address} is not a stream socket that listens"), None));
     }
     let bound = getsockname(&listener).map_err(listens(address))?;
     let unix = || SocketAddrUnix::try_from(bound.clone()).ok()?.path_bytes().map(<[u8]>::to_vec);
@@ -351,7 +355,7 @@ mod tests {
         drop(Doorway::nbd(&address, &DoorOptions::default()).unwrap());
         fs::write(&path, "mine").unwrap();
         let (_, text) = refused(&address, &DoorOptions::default());
-        assert!(text.contains("no socket"), "{text}");
+        assert!(text.contains("not a socket"), "{text}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn partitions(
         }),
         Partitions::Auto => Ok((
             false,
-            Some(format!("its partitions are no devices: {WHY}; attach one by its path, IMAGE/p1")),
+            Some(format!("its partitions are not devices: {WHY}; attach one by its path, IMAGE/p1")),
         )),
     }
 }

@@ -78,7 +78,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(fd: &OwnedFd) -> io::Result<T> {
 /// Reads such a file from its beginning, even if other processes read it.
 pub(crate) fn read(fd: &OwnedFd) -> io::Result<impl Read> {
     if !is_sealed(fd) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file that cannot change"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file that cannot change"));
     }
     // The position belongs to all who have the descriptor.
     Ok(BufReader::new(Whole { fd, at: 0 }))

@@ -138,7 +138,7 @@ impl Store {
         }
     }
 
-    /// Under the name's lock: whether the name is free. Sets aside what is no record of this boot.
+    /// Under the name's lock: whether the name is free. Sets aside what is not a record of this boot.
     fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
         let (image, device) = match self.look(name)? {
             Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),

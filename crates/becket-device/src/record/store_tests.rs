@@ -312,7 +312,7 @@ fn a_record_of_a_later_version_is_shown_and_left_alone() {
         store.sweep();
         assert_eq!(fs::read_to_string(store.path(name)).unwrap(), content);
     }
-    // What is new and may be ignored is no obstacle.
+    // What is new and may be ignored is not an obstacle.
     let more = text.replace("\"entry\":{", "\"mood\":\"fine\",\"entry\":{\"mood\":\"fine\",");
     fs::write(store.path("one"), more).unwrap();
     assert_eq!(store.device("one").unwrap(), Some(known));

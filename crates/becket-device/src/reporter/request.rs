@@ -98,7 +98,7 @@ pub(super) fn body(asked: Asked) -> &'static str {
         Asked::Root => "becket's metrics are at /metrics\n",
         Asked::NotFound => "there is only /metrics\n",
         Asked::Method => "use GET\n",
-        Asked::Malformed => "this is no HTTP request\n",
+        Asked::Malformed => "this is not an HTTP request\n",
         Asked::TooLong => "the request is too long\n",
     }
 }

@@ -112,7 +112,7 @@ pub(super) fn take_image(
     let identity = check_files(&sources, read_only).map_err(bad)?;
     check_map(&map, &sources, block, false).map_err(bad)?;
     if map.len() % u64::from(block.max(1)) != 0 {
-        return Err(bad("it is no whole number of blocks long"));
+        return Err(bad("its length is not a whole number of blocks"));
     }
     let partitions = partitions.into_iter().map(Into::into).collect();
     Ok(Replacement { path, format, map, sources, identity, partitions })

@@ -136,7 +136,7 @@ mod tests {
         assert!(closed.is_err(), "bounded by number or by time");
     }
 
-    /// A worker of a version that this becket does not speak is no mistake of the worker's: it is left
+    /// A worker of a version that this becket does not speak is not a mistake of the worker's: it is left
     /// alone, and what to say of its devices is known.
     #[test]
     fn a_worker_of_another_version_is_not_a_broken_one() {

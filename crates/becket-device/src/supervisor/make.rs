@@ -307,7 +307,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     request.backing = request.backing.understood();
     let Attach { spec, backing, map, map_aside, .. } = &mut request;
     let lease = match backing.lease {
-        true => Some(fds.pop().filter(inode::is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
+        true => Some(fds.pop().filter(inode::is_pipe).ok_or_else(|| bad("its lease is not a pipe"))?),
         false => None,
     };
     if *map_aside {
@@ -402,7 +402,7 @@ fn check_link(link: &LinkSource) -> Result<Identity, &'static str> {
     for end in [link.asks(), link.answers()] {
         match rustix::net::sockopt::socket_type(end) {
             Ok(SocketType::SEQPACKET) => {}
-            _ => return Err("a descriptor is no channel for connections"),
+            _ => return Err("a descriptor is not a channel for connections"),
         }
     }
     Ok(link.identity())

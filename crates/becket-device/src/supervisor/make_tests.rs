@@ -277,7 +277,7 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
             vec![bench.fd(true, 0)],
         ),
         (
-            "lease is no pipe",
+            "lease is not a pipe",
             with(good(), |it| it.backing.lease = true),
             vec![bench.fd(true, 0), bench.fd(true, 0)],
         ),

@@ -128,7 +128,7 @@ impl WorkerProcess {
         let worker = Arc::clone(self);
         std::thread::spawn(move || {
             if let Err(error) = worker.listen() {
-                // Whatever it is, it is no worker any more.
+                // Whatever it is, it is not a worker any more.
                 warn!("worker {}: {error}: ended", worker.id.pid);
                 worker.kill();
             }
@@ -485,7 +485,7 @@ fn refused(id: DeviceId, why: &str) -> Error {
     Error::Worker { what: format!("cannot serve {}: {why}", id) }
 }
 
-/// The first report, before which it is no worker yet.
+/// The first report, before which it is not a worker yet.
 fn first_words(socket: &OwnedFd) -> Result<Vec<String>, Error> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let failed = |error: std::io::Error| Error::Worker { what: format!("does not start: {error}") };

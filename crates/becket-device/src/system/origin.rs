@@ -86,7 +86,7 @@ pub(crate) fn environment(command: &mut Command) -> &mut Command {
 /// are opened.
 pub(crate) fn begin() -> Vec<String> {
     let mut notes = Vec::new();
-    // Fails only for the leader of a process group, which is no child of a command. With it goes the
+    // Fails only for the leader of a process group, which is not a child of a command. With it goes the
     // terminal.
     let _ = rustix::process::setsid();
     let mut failed = |what: &str, result: io::Result<()>| {

@@ -1,7 +1,7 @@
 //! Who uses a block device: mounts, swap, devices stacked on it, open descriptors.
-//! It only looks. What this user may not see is missing, so an empty answer is no proof. It never waits for
-//! the server of a network file system: any process may have files open there, and a whole machine's loop
-//! devices may be on one.
+//! It only looks. What this user may not see is missing, so an empty answer proves nothing. It never waits
+//! for the server of a network file system: any process may have files open there, and a whole machine's
+//! loop devices may be on one.
 
 use std::collections::HashSet;
 use std::fs;

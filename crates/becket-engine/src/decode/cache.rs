@@ -271,7 +271,7 @@ impl Fifo {
 
 impl Ghosts {
     fn remember(&mut self, key: Key, most: usize) {
-        // One that came back is no ghost any more, but its name stands in the queue still.
+        // One that came back is not a ghost any more, but its name stands in the queue still.
         if self.known.insert(key) {
             self.keys.push_back(key);
         }

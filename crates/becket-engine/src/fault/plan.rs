@@ -90,7 +90,7 @@ impl Faults {
             return Err(format!("{} rules are more than {MOST_RULES}", self.rules.len()));
         }
         match self.rules.iter().find(|rule| matches!(rule.struck, Struck::Error(0 | 4096..))) {
-            Some(rule) => Err(format!("{:?} is no error number", rule.struck)),
+            Some(rule) => Err(format!("{:?} is not an error number", rule.struck)),
             None => Ok(()),
         }
     }

@@ -206,7 +206,7 @@ impl Made {
             Some(below) => unpack_over(&file, below),
             None => unpack_alone(&file),
         };
-        let disk = disk.map_err(|error| error.to_string())?.ok_or("it is no qcow2 any more")?;
+        let disk = disk.map_err(|error| error.to_string())?.ok_or("it is not a qcow2 any more")?;
         counts::check(state)?;
         let bytes = disk.read_vec(self.base(), LEN).map_err(|error| error.to_string())?;
         self.check_bitmaps(state, &bytes)?;

@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use crate::script::PATIENCE;
 use crate::{LANE, LANES, SECTOR};
 
-/// What happened, in the order in which it did. What is no write is named by its operation: it writes zeroes.
+/// What happened, in the order in which it did. What is not a write is named by its operation: it writes
+/// zeroes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
     /// The client asks for something, under a tag; a place in its lanes, and the bytes.

@@ -16,7 +16,7 @@ pub(super) fn options<'a, const N: usize>(
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         let place = names.iter().zip(values.iter_mut()).find(|(known, _)| **known == name);
         let Some((_, place)) = place else {
-            return Err(format!("{name:?} is no option here; there are: {}", names.join(", ")));
+            return Err(format!("{name:?} is not an option here; there are: {}", names.join(", ")));
         };
         if place.replace(decoded(value)?).is_some() {
             return Err(format!("the option {name} is there twice"));

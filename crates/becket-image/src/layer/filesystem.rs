@@ -160,7 +160,7 @@ pub trait FileSystem: Debug + Send + Sync {
     /// Reports each entry of a directory, in the order in which they are stored, without `.` and `..`.
     ///
     /// # Errors
-    /// As [`FileSystem::stat`]; or the node is no directory.
+    /// As [`FileSystem::stat`]; or the node is not a directory.
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError>;
 
     /// Whether two names are the same to this file system.
@@ -171,7 +171,7 @@ pub trait FileSystem: Debug + Send + Sync {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// As [`FileSystem::stat`]; or the node is no symbolic link.
+    /// As [`FileSystem::stat`]; or the node is not a symbolic link.
     fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError>;
 
     /// Where the bytes of a regular file are.

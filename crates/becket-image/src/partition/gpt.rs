@@ -155,7 +155,7 @@ fn add_entry(table: &mut Table, number: u32, entry: &[u8], sector: u32, len: u64
     }
 }
 
-/// The name of an entry; what is no Unicode becomes U+FFFD.
+/// The name of an entry; what is not Unicode becomes U+FFFD.
 fn label(entry: &[u8]) -> Option<String> {
     let units = entry.get(56..ENTRY_LEN)?.chunks_exact(2).map(|unit| u16::from_le_bytes(field(unit, 0)));
     let name = utf16(units.take_while(|unit| *unit != 0));

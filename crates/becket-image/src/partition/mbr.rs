@@ -45,7 +45,7 @@ pub(super) struct BootRecord {
 }
 
 impl BootRecord {
-    /// `None` when this is no boot record with a partition table: the signature is missing, or a boot
+    /// `None` when this is not a boot record with a partition table: the signature is missing, or a boot
     /// indicator is neither 0 nor 0x80 and so belongs to the code of a file system's boot sector.
     pub(super) fn parse(sector: &[u8; LEN]) -> Option<BootRecord> {
         if sector[510..] != [0x55, 0xaa] {

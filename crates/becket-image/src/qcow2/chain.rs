@@ -10,7 +10,7 @@
 //!   the user named (`--backing-dir`). Each directory is opened once, and stays open. The kernel resolves
 //!   names there (`openat2`, `RESOLVE_BENEATH`), so neither `..` nor a symbolic link leads out, whatever is
 //!   renamed meanwhile. In the image's own directory the backing file must be a regular file; an image that
-//!   is a block device has no directory of its own. Names that are no paths (`nbd:...`, `json:...`) are
+//!   is a block device has no directory of its own. Names that are not paths (`nbd:...`, `json:...`) are
 //!   refused.
 //! - The header above states the format of a backing file, and a file that is declared raw is never probed.
 //!   If the header states none, the suffix of the backing file's name decides; a file that begins like a
@@ -115,8 +115,8 @@ impl Unpacked {
     }
 }
 
-/// The disk in a qcow2 and the files below it; `None` if the file is no qcow2. `open` opens what was found,
-/// for reading.
+/// The disk in a qcow2 and the files below it; `None` if the file is not a qcow2. `open` opens what was
+/// found, for reading.
 pub(crate) fn unpack_chain(
     first: &First<'_>,
     open: &mut dyn FnMut(&Path, HostInode) -> Result<HostFile, Error>,

@@ -107,7 +107,7 @@ impl Source {
         if let Source::Filled(filled) = self { Some(filled) } else { None }
     }
 
-    /// What it can do. Of a source that is no file, [`Facts::kind`] means nothing.
+    /// What it can do. Of a source that is not a file, [`Facts::kind`] means nothing.
     pub fn facts(&self) -> &Facts {
         self.kind().facts()
     }

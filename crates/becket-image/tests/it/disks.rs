@@ -258,7 +258,7 @@ fn what_lies_over_another_disk_is_refused_with_a_sentence() {
     patch(&vhd, 0, &footer);
     patch(&vhd, end, &footer);
     refused(&vhd, "a differencing disk over another one", true);
-    // A wrong sum is no footer: the file is recognised and not read.
+    // A wrong sum is not a footer: the file is recognised and not read.
     patch(&vhd, 70, &[1]);
     patch(&vhd, end + 70, &[1]);
     refused(&vhd, "a Virtual PC disk", true);

@@ -173,7 +173,7 @@ fn inside_an_image_the_same_holds_and_raw_gives_what_is_stored() {
         let disk = fs::read(at.join("disk.raw")).unwrap();
         assert!(bytes(&seen(&inside.join(name), Format::Auto)) == disk, "{name}");
     }
-    // An archive among a file system's files is no image; a disk that becket does not read is one.
+    // An archive among a file system's files is not an image; a disk that becket does not read is one.
     let report = inspect(&seen(&inside, Format::Auto), "p1", Format::Auto);
     let qed = report.children.iter().find(|child| child.name == "v.qed").unwrap();
     assert!(qed.about.format == "qed" && qed.problems[0].contains("copy it out"), "{qed:?}");

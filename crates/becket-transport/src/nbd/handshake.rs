@@ -185,7 +185,7 @@ impl Handshake {
             return Ok(false);
         };
         if magic != uapi::OPTION_MAGIC {
-            return Err("what it sends is no option");
+            return Err("what it sends is not an option");
         }
         let size = usize::try_from(len).unwrap_or(usize::MAX);
         if size > LONGEST_OPTION {

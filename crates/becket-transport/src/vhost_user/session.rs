@@ -345,7 +345,7 @@ fn event(announced: bool, fds: Vec<OwnedFd>) -> Result<Option<Arc<OwnedFd>>, Ref
             let stat = fstat(&fd).map_err(|errno| Refused(errno.to_string()))?;
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Unknown => Ok(Some(Arc::new(fd))),
-                _ => refused("what came along is no event"),
+                _ => refused("what came along is not an event"),
             }
         }
         (false, None) => Ok(None),

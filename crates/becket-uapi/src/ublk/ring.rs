@@ -66,7 +66,7 @@ impl ControlRing {
     ///
     /// # Errors
     /// The command's errno, or the ring's. `ETIMEDOUT` when it was given up. `InvalidInput` for a number that
-    /// is no control command or that passes memory by address (REG_BUF).
+    /// is not a control command or that passes memory by address (REG_BUF).
     pub fn send<T: Plain>(
         &mut self,
         control: BorrowedFd<'_>,

@@ -29,7 +29,7 @@ pub(super) struct Job {
     pub(super) store: OriginOptions,
     /// What of that is noted, or known.
     pub(super) trace: TraceOptions,
-    /// How it is exported, when it is no block device.
+    /// How it is exported, when it is not a block device.
     pub(super) export: Option<Box<Export>>,
     /// The key of the LUKS volume on it, which is opened.
     pub(super) key_file: Option<PathBuf>,

@@ -127,7 +127,7 @@ impl Job<'_> {
                 return Ok((options.open(path).map_err(failed)?, None));
             }
             if !old.is_file() && !old.is_symlink() {
-                let why = format!("cannot write {}: it is no file", path.display());
+                let why = format!("cannot write {}: it is not a file", path.display());
                 return Err(Failure::new("not_a_file", why));
             }
             new.as_mut_os_string().push(format!(".{}.new", std::process::id()));
@@ -147,7 +147,7 @@ impl Job<'_> {
             found => {
                 let contents = sources.iter().any(|source| is_contents(source));
                 if sources.len() > 1 || found.is_ok() && contents {
-                    let why = "it is no directory, and there is more than one thing to copy";
+                    let why = "it is not a directory, and there is more than one thing to copy";
                     return Err(Failure::new("not_a_directory", format!("{}: {why}", target.display())));
                 }
                 match (contents, target.file_name()) {
@@ -183,7 +183,7 @@ impl Job<'_> {
                 }
             };
             if found.len() > 1 && matches!(place, Place::As(_)) {
-                let why = "its patterns match more than one name, and the place for them is no directory";
+                let why = "its patterns match more than one name, and the place for them is not a directory";
                 return Err(Failure::new(
                     "not_a_directory",
                     format!("cannot copy {}: {why}", source.display()),
@@ -228,7 +228,7 @@ impl Job<'_> {
                 Some(failure.hint("copy it with all that is in it: becket cp -r"))
             }
             Ok(false) if path.is_empty() => {
-                Some(Failure::new("not_a_directory", format!("cannot copy {shown}: it is no directory")))
+                Some(Failure::new("not_a_directory", format!("cannot copy {shown}: it is not a directory")))
             }
             Ok(_) => None,
         };

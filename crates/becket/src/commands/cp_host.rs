@@ -81,7 +81,7 @@ impl Host {
             Errno::EXIST => Failure::new("exists", format!("cannot write {path}: it exists"))
                 .hint("--force replaces files that exist"),
             Errno::LOOP | Errno::NOTDIR | Errno::XDEV => {
-                let why = "something on the way is no directory";
+                let why = "something on the way is not a directory";
                 Failure::new("not_a_directory", format!("cannot write {path}: {why}"))
             }
             errno => Failure::io(format!("cannot write {path}: {what}"), &errno.into()),
@@ -251,7 +251,7 @@ impl Host {
             }
             FileType::RegularFile | FileType::Symlink => return Ok(()),
             FileType::Directory => return Err(self.refuse(path, "it cannot be replaced", Errno::EXIST)),
-            _ => ("not_a_file", "it is no file"),
+            _ => ("not_a_file", "it is not a file"),
         };
         let path = format!("{}/{}", self.shown, shown(path));
         Err(Refusal::Entry(Failure::new(kind, format!("cannot write {path}: {why}"))))

@@ -207,7 +207,7 @@ mod tests {
         let words: Vec<OsString> = ["dd", "of={}p1", "{}{}", "{", "{ }", "}{", ""].map(Into::into).to_vec();
         let done = substitute(&words, OsStr::new("/dev/loop0"));
         assert_eq!(done, ["dd", "of=/dev/loop0p1", "/dev/loop0/dev/loop0", "{", "{ }", "}{", ""]);
-        // Bytes that are no text pass through unharmed.
+        // Bytes that are not text pass through unharmed.
         let odd = OsString::from_vec(b"\xff{}\xfe".to_vec());
         assert_eq!(substitute(&[odd], OsStr::new("/d"))[0].as_bytes(), b"\xff/d\xfe");
     }

@@ -23,7 +23,7 @@ pub(super) struct Meta {
     pub(super) held: Held,
 }
 
-/// What is copied, if it is no file.
+/// What is copied, if it is not a file.
 pub(super) enum Item<'a> {
     Directory,
     /// A symbolic link, with its target.

@@ -163,7 +163,7 @@ fn fetch(url: &str, asked: &StoreOptions, ranges: Option<&[Range<u64>]>) -> Resu
     let path = Path::new(url);
     let failed = |error| fetched::failure("fetch", path, &error);
     if !becket_fetch::is_remote(path.as_os_str()) {
-        return Err(Failure::usage(format!("{url} is no URL")).hint("URLs begin with http:// or https://"));
+        return Err(Failure::usage(format!("{url} is not a URL")).hint("URLs begin with http:// or https://"));
     }
     let place = Place::parse(path.as_os_str()).map_err(failed)?;
     let remote = becket_fetch::open(&place, &fetched::options(asked)).map_err(failed)?;

@@ -346,7 +346,7 @@ impl<'a> Tree<'a> {
                 return Ok(Some((meta, What::Directory)));
             }
             NodeKind::File => {
-                // Its bytes are no parsing: they are not counted.
+                // Its bytes are not parsed: they are not counted.
                 let contents = image.compose(fs.lay_out(entry.node)?)?.within(&Budget::unlimited());
                 let new = self.sink.begin(&entry.path, &attributes)?;
                 What::File(self.ahead.plan(Arc::new(contents), new.as_ref().and_then(New::file)), new)

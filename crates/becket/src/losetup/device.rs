@@ -99,7 +99,7 @@ fn block_at(path: &Path) -> Option<Stat> {
 }
 
 impl Loop {
-    /// The device that a word of the command line means; `None` if that is no loop device. A device whose
+    /// The device that a word of the command line means; `None` if that is not a loop device. A device whose
     /// node is gone is found by its name, and one that the kernel has not made yet by its node's number.
     pub(super) fn named(word: &OsStr) -> Option<Loop> {
         let path = path_of(word);

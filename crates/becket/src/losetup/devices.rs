@@ -76,7 +76,7 @@ impl Device {
     }
 }
 
-/// What is said of a word that is no loop device.
+/// What is said of a word that is not a loop device.
 pub(super) fn no_device(word: &OsStr) -> Trouble {
     Trouble::because(&format!("{}: failed to use device", word.display()), &rustix::io::Errno::NODEV.into())
 }

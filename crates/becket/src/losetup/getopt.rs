@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    /// What is no option, in its order; whole when [`Reader::next`] has found the end.
+    /// What is not an option, in its order; whole when [`Reader::next`] has found the end.
     pub(super) fn operands(self) -> Vec<OsString> {
         self.operands
     }

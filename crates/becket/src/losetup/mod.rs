@@ -110,7 +110,7 @@ fn line(path: &std::path::Path) -> Vec<u8> {
     [path.as_os_str().as_bytes(), b"\n"].concat()
 }
 
-/// Results go out in one piece. A reader that went away is no error, a full disk is.
+/// Results go out in one piece. A reader that went away is not an error, a full disk is.
 fn print(text: &[u8]) -> Result<bool, Trouble> {
     let mut out = io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {

@@ -204,7 +204,7 @@ impl Backing {
             format: Format::Raw,
             ..OpenOptions::default()
         };
-        // What is no image has no partitions, which is for the kernel to say.
+        // What is not an image has no partitions, which is for the kernel to say.
         let promised = becket_image::open(Path::new(&self.real), &options).map(|opened| opened.partitions);
         let made = match promised {
             Ok(promised) if !promised.is_empty() => {

@@ -151,7 +151,7 @@ fn json(out: &mut Vec<u8>, columns: &[Column], rows: &[Row]) {
     out.extend(b"\n   ]\n}\n");
 }
 
-/// A string of JSON. Bytes that are no UTF-8 stay as they are: a file's name is what it is.
+/// A string of JSON. Bytes that are not UTF-8 stay as they are: a file's name is what it is.
 fn quote(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
     for &byte in text {

@@ -62,7 +62,7 @@ pub(super) fn explained(path: &Path, opened: bool, trouble: Trouble, error: &io:
     }
 }
 
-/// Names the users of a detached device. Detaching has worked, so this is no failure.
+/// Names the users of a detached device. Detaching has worked, so this is not a failure.
 pub(super) fn still_used(device: &str, users: &[becket_device::User]) {
     if !users.is_empty() {
         let users: Vec<String> = users.iter().map(ToString::to_string).collect();

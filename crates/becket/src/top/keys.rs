@@ -1,5 +1,5 @@
 //! Keys of a terminal, from the bytes that it sends.
-//! Never waits: what is not complete is no key.
+//! Never waits: what is not complete is not a key.
 
 /// A key that means something here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

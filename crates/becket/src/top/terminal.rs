@@ -44,7 +44,7 @@ impl Terminal {
         for (place, line) in lines.iter().enumerate() {
             let (on, off) = match (line.look, self.colour) {
                 (Look::Plain, _) => ("", ""),
-                // Reverse video is no colour, and the selection must be seen.
+                // Reverse video is not a colour, and the selection must be seen.
                 (Look::Selected | Look::Head, false) | (Look::Selected, true) => ("\x1b[7m", "\x1b[0m"),
                 (Look::Head, true) => ("\x1b[1m", "\x1b[0m"),
                 (Look::Bad, true) => ("\x1b[31m", "\x1b[0m"),

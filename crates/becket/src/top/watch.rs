@@ -128,6 +128,6 @@ mod tests {
         assert_eq!(line(&row).chars().count(), titles().chars().count());
         assert!(titles().chars().count() <= 80);
         row.rates = None;
-        assert_eq!(words(&row)[1..], ["-"; 7], "what nobody counts is no zero");
+        assert_eq!(words(&row)[1..], ["-"; 7], "what nobody counts is not a zero");
     }
 }

@@ -244,7 +244,7 @@ fn budget_without_limits_it_goes_on() {
     let dir = dir();
     let lists = images::ext_pieces(dir.path());
     let ran = run(&["map", "--no-limits", lists.join("file").to_str().unwrap()]);
-    // The length of a map is no budget: the process that serves devices has to hold it.
+    // The length of a map is not a budget: the process that serves devices has to hold it.
     assert!(ran.code == Some(1) && ran.err.contains("more than 1048576 pieces"), "{ran:?}");
     let names = images::ext_names(dir.path());
     let all = run(&["map", "--no-limits", names.join("big/none").to_str().unwrap()]);

@@ -239,7 +239,7 @@ fn a_containers_empty_dev() {
     assert!(ran.err.contains("CAP_MKNOD") && ran.err.contains("/dev/loop"), "{ran:?}");
     assert_eq!(left_below(case.place.path("x").parent().unwrap()), Vec::<PathBuf>::new());
 
-    // A stale node is no device, and asking makes none.
+    // A stale node is not a device, and asking makes none.
     let ran =
         within("mknod /dev/loop987654 b 7 987654\nlosetup /dev/loop987654 || losetup -d /dev/loop987654");
     assert_eq!(ran.code, 1, "{ran:?}");

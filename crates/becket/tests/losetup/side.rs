@@ -275,7 +275,7 @@ fn state(node: &Path) -> String {
     format!("{reported:?} {file_name:?}")
 }
 
-/// A list in one order, whichever it came in; what is no list is left alone.
+/// A list in one order, whichever it came in; what is not a list is left alone.
 fn sorted(list: &str) -> String {
     if list.starts_with('{') {
         let rows = list.split("\n      },{\n").map(|row| row.trim_end_matches("\n      }\n   ]\n}\n"));

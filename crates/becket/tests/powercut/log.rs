@@ -56,7 +56,7 @@ pub(crate) fn entries(log: &Path) -> (File, Vec<Entry>) {
         [0, 8, 16, 24].map(|from| u64::from_le_bytes(bytes[from..from + 8].try_into().unwrap()))
     };
     let [magic, version, count, sector] = numbers(0);
-    assert_eq!((magic, version), (MAGIC, 1), "it is no log");
+    assert_eq!((magic, version), (MAGIC, 1), "it is not a log");
     let sector = sector & 0xffff_ffff;
     let mut at = sector;
     let mut entries = Vec::new();

@@ -71,7 +71,7 @@ pub(crate) fn make_noise(dir: &Path, stop: &AtomicBool) -> u64 {
     while !stop.load(Ordering::Relaxed) {
         let path = own.join(format!("{}", next(24)));
         let other = own.join(format!("{}", next(24)));
-        // What is not there cannot be renamed or removed: that is no failure here.
+        // What is not there cannot be renamed or removed: that is not a failure here.
         match next(8) {
             0 => drop(fs::remove_file(&path)),
             1 => drop(fs::rename(&path, &other)),

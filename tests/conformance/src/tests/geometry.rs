@@ -78,7 +78,7 @@ fn queue_limits(bench: &Bench) -> Result<()> {
     }
     let (least, best) = (limit("minimum_io_size")?, limit("optimal_io_size")?);
     ensure!(least >= block && least % block == 0, "minimum_io_size {least}");
-    ensure!(best % least == 0, "optimal_io_size {best} is no multiple of minimum_io_size {least}");
+    ensure!(best % least == 0, "optimal_io_size {best} is not a multiple of minimum_io_size {least}");
     // btrfs writes back in pieces of the stated size, so stating the smallest is worse than stating none.
     ensure!(best == 0 || best > least, "optimal_io_size {best} is the smallest request again");
     // Without "write back" the kernel sends no flush, and nothing would ever be durable.

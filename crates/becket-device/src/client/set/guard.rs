@@ -183,7 +183,7 @@ pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
         return Ok(());
     }
     let disk = disk_of(info);
-    // Before: what is refused from then on is no old error.
+    // Before: what is refused from then on is not an old error.
     let caches = Caches::of(info)?;
     node::set_read_only(&disk, true).map_err(Error::Device)?;
     caches.write_back().inspect_err(|_| {

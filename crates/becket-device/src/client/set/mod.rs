@@ -131,7 +131,7 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
     let longest = opened.map.len();
     if opened.nested && limit > longest {
         let image = info.spec.image.display();
-        // A path that goes on inside an image is no file. A file is nested where a format like qcow2 holds
+        // A path that goes on inside an image is not a file. A file is nested where a format like qcow2 holds
         // the disk.
         if !info.spec.image.is_file() {
             let message = format!(

@@ -10,7 +10,7 @@ use super::{Device, Entry, Store};
 use crate::contract::Error;
 
 impl Store {
-    /// Under the name's lock: takes what is no record of this boot out of the way. Only one who takes the
+    /// Under the name's lock: takes what is not a record of this boot out of the way. Only one who takes the
     /// name, or the supervisor when it begins, does so.
     pub(super) fn set_aside(&self, name: &str, wrong: &Looked) -> Result<(), Error> {
         let (extension, why) = match wrong {
@@ -26,7 +26,7 @@ impl Store {
     }
 
     /// Removes what those left who died while they wrote a record (nobody takes a minute for it), and sets
-    /// aside what is no record. For the supervisor when it begins.
+    /// aside what is not a record. For the supervisor when it begins.
     pub(crate) fn sweep(&self) {
         for name in self.names().unwrap_or_default() {
             let wrong = |looked: &Looked| matches!(looked, Looked::Corrupt(_) | Looked::Foreign);

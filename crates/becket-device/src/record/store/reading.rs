@@ -62,7 +62,7 @@ pub(super) enum Looked {
     Entry(Entry),
     /// It is of another start of the machine, which may have ended before it was written.
     Foreign,
-    /// It is no record: cut off, damaged, or of another name.
+    /// It is not a record: cut off, damaged, or of another name.
     Corrupt(String),
 }
 

@@ -174,7 +174,7 @@ impl Oci {
     fn token(&self, token: &Token, ask: Ask<'_>) -> Result<String, Failed> {
         let (registry, realm) = (Parts::of(&self.registry), Parts::of(&token.realm));
         if !realm.is_web() || realm.host().is_empty() || realm.authority.contains('@') {
-            return Err("the registry wants a token of a place that is no web server".to_owned().into());
+            return Err("the registry wants a token of a place that is not a web server".to_owned().into());
         }
         if !is_loopback(registry) && (!realm.is_secure() || is_loopback(realm)) {
             return Err("the registry wants a token of this host, or without encryption".to_owned().into());

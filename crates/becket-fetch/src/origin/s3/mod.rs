@@ -63,13 +63,13 @@ impl S3 {
             let parts = Parts::of(endpoint);
             let plain = endpoint.bytes().all(|byte| (0x21..0x7f).contains(&byte)) && !endpoint.contains('?');
             if !parts.is_web() || parts.host().is_empty() || parts.authority.contains('@') || !plain {
-                return Err("its endpoint is no web address".to_owned());
+                return Err("its endpoint is not a web address".to_owned());
             }
         }
         let region = region.or_else(|| env("AWS_REGION")).or_else(|| env("AWS_DEFAULT_REGION"));
         let region = region.or(usual).unwrap_or_else(|| REGION.to_owned());
         if !is_region(&region) {
-            return Err("its region is no name of one".to_owned());
+            return Err("its region is not the name of a region".to_owned());
         }
         Ok(S3 { bucket, key: sign::encoded(&key), endpoint, region, keys })
     }

@@ -25,7 +25,7 @@ pub(crate) const ONLY_READ: &str = "becket only reads VMDK images";
 /// The most files: with two descriptors each they pass through one message.
 const FILES_MAX: usize = 32;
 
-/// The disk that a descriptor describes; `None` if the file is no descriptor. `open` opens what was found,
+/// The disk that a descriptor describes; `None` if the file is not a descriptor. `open` opens what was found,
 /// for reading.
 pub(crate) fn unpack(
     first: &First<'_>,

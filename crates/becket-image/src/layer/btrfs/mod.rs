@@ -90,7 +90,7 @@ impl Btrfs {
         let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         match volumes.get(index) {
             Some((number, root)) => Ok((*number, *root, node & ((1 << INODE_BITS) - 1))),
-            None => corrupt("this is no file of the btrfs"),
+            None => corrupt("this is not a file of the btrfs"),
         }
     }
 
@@ -131,7 +131,7 @@ impl Btrfs {
 
     fn inode_of(&self, node: u64, kind: NodeKind, what: &str) -> Result<(Root, u64, Inode), LayerError> {
         let found = self.inode(node)?;
-        if found.2.kind() == kind { Ok(found) } else { corrupt(format!("this is no {what}")) }
+        if found.2.kind() == kind { Ok(found) } else { corrupt(format!("this is not a {what}")) }
     }
 }
 

@@ -251,7 +251,11 @@ impl Erofs {
 
     fn inode_of(&self, nid: u64, kind: NodeKind, what: &str) -> Result<Inode, LayerError> {
         let inode = self.inode(nid)?;
-        if NodeKind::of_mode(inode.mode) == kind { Ok(inode) } else { corrupt(format!("this is no {what}")) }
+        if NodeKind::of_mode(inode.mode) == kind {
+            Ok(inode)
+        } else {
+            corrupt(format!("this is not a {what}"))
+        }
     }
 }
 

@@ -254,7 +254,11 @@ impl Ext {
 
     pub(super) fn inode_of(&self, number: u64, kind: NodeKind, what: &str) -> Result<Inode, LayerError> {
         let inode = self.inode(number)?;
-        if NodeKind::of_mode(inode.mode) == kind { Ok(inode) } else { corrupt(format!("this is no {what}")) }
+        if NodeKind::of_mode(inode.mode) == kind {
+            Ok(inode)
+        } else {
+            corrupt(format!("this is not a {what}"))
+        }
     }
 }
 

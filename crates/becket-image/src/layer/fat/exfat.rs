@@ -148,7 +148,7 @@ impl ExFat {
         }
         match self.node(node)? {
             node @ Node { is_dir: true, .. } => Ok((self.bytes_of(node)?, node.contiguous)),
-            _ => corrupt("this is no directory"),
+            _ => corrupt("this is not a directory"),
         }
     }
 
@@ -233,7 +233,7 @@ impl FileSystem for ExFat {
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         match self.node(node)? {
-            Node { is_dir: true, .. } => corrupt("this is no regular file"),
+            Node { is_dir: true, .. } => corrupt("this is not a regular file"),
             node => self.bytes_of(node),
         }
     }

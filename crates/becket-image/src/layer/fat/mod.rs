@@ -84,7 +84,7 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         1..4085 => Width::Twelve,
         _ => Width::Sixteen,
     };
-    // As in the kernel: what the table has no entry for is no cluster, though there may be sectors for it.
+    // As in the kernel: what the table has no entry for is not a cluster, though there may be sectors for it.
     let bits = match width {
         Width::Twelve => 12,
         Width::Sixteen => 16,
@@ -153,7 +153,7 @@ impl Fat {
             }
             _ => match self.node(node)? {
                 Node { is_dir: true, cluster, .. } => chain(cluster),
-                _ => corrupt("this is no directory"),
+                _ => corrupt("this is not a directory"),
             },
         }
     }
@@ -246,7 +246,7 @@ impl FileSystem for Fat {
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         match self.node(node)? {
-            Node { is_dir: true, .. } => corrupt("this is no regular file"),
+            Node { is_dir: true, .. } => corrupt("this is not a regular file"),
             Node { size: 0, .. } => Layout::of(&self.table.image),
             Node { cluster, size, .. } => self.table.chain(cluster, Some(size), size),
         }

@@ -267,7 +267,7 @@ impl FileSystem for Iso {
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let own = self.record(dir)?;
         if own.flags() & DIRECTORY == 0 {
-            return corrupt("this is no directory");
+            return corrupt("this is not a directory");
         }
         let start = self.first_byte(&own)?;
         let len = directory_len(own.size())?;
@@ -307,14 +307,14 @@ impl FileSystem for Iso {
 
     fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError> {
         let link = self.system_use(&self.record(node)?)?.link;
-        link.ok_or_else(|| LayerError::Corrupt("this is no symbolic link".to_owned()))
+        link.ok_or_else(|| LayerError::Corrupt("this is not a symbolic link".to_owned()))
     }
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         let mut layout = Layout::of(&self.image)?;
         self.each_record(node, |record| {
             if record.flags() & DIRECTORY != 0 {
-                return corrupt("this is no regular file");
+                return corrupt("this is not a regular file");
             }
             if self.system_use(record)?.compressed {
                 return unsupported("files compressed with zisofs");

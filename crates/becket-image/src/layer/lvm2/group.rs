@@ -175,7 +175,7 @@ fn segment(
     let mut places = Vec::new();
     for pair in list.chunks_exact(2) {
         let [Value::Text(name), Value::Number(first)] = pair else {
-            return corrupt("a stripe in the metadata of LVM is no name with a number");
+            return corrupt("a stripe in the metadata of LVM is not a name with a number");
         };
         let Some(volume) = physical.get(name) else {
             return corrupt(format!("a stripe lies on {:?}, which is not in the volume group", lossy(name)));

@@ -214,7 +214,7 @@ impl FileSystem for Lvm2 {
                     }
                 }
             }
-            _ => return corrupt("this is no directory"),
+            _ => return corrupt("this is not a directory"),
         }
         Ok(())
     }

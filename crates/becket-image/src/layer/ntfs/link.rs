@@ -98,7 +98,7 @@ impl Meant {
                 let shown = name(12);
                 of_windows(if shown.is_empty() { name(8) } else { shown })
             }
-            _ => return corrupt("this is no symbolic link"),
+            _ => return corrupt("this is not a symbolic link"),
         };
         link_is_short(text.len() as u64)?;
         Ok(text.into_bytes())

@@ -154,7 +154,7 @@ impl FileSystem for Ntfs {
         let hidden = dir & record::NUMBER == ROOT;
         let file = self.volume.file(dir)?;
         if !file.is_directory() {
-            return corrupt("this is no directory");
+            return corrupt("this is not a directory");
         }
         directory::list(&self.volume, &file, &mut |name, node| {
             // The file system's own files; the root directory is one of its own entries.
@@ -176,7 +176,7 @@ impl FileSystem for Ntfs {
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         let (file, meant) = self.file(node)?;
         if stat_of(&file, &meant)?.kind != NodeKind::File {
-            return corrupt("this is no regular file");
+            return corrupt("this is not a regular file");
         }
         meant.is_read()?;
         match file.stream(kind::DATA, &[])? {

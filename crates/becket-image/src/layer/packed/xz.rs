@@ -46,7 +46,7 @@ pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError>
 /// Where the padding begins that ends at `end`.
 fn before_padding(image: &Image, end: u64) -> Result<u64, LayerError> {
     let len = usize::try_from(end).unwrap_or(usize::MAX).min(PADDING_MAX);
-    // A stream ends with what is no zero, so nearly always the first look is enough.
+    // A stream ends with what is not a zero, so nearly always the first look is enough.
     for len in [len.min(16), len] {
         let tail = image.read_vec(end - len as u64, len)?;
         if let Some(last) = tail.iter().rposition(|byte| *byte != 0) {

@@ -274,7 +274,7 @@ impl FileSystem for Squash {
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let Inode::Directory { block, offset, len } = self.inode(dir)? else {
-            return corrupt("this is no directory");
+            return corrupt("this is not a directory");
         };
         // Three bytes stand for `.` and `..`, which are not stored.
         let mut left = directory_len(u64::from(len).saturating_sub(3))?;
@@ -315,7 +315,7 @@ impl FileSystem for Squash {
 
     fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError> {
         let Inode::Link { len, mut target } = self.inode(node)? else {
-            return corrupt("this is no symbolic link");
+            return corrupt("this is not a symbolic link");
         };
         link_is_short(len.into())?;
         self.metadata.read(&mut target, usize::try_from(len).unwrap_or(0))
@@ -323,7 +323,7 @@ impl FileSystem for Squash {
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         let Inode::File { start, size, fragment, offset, mut sizes } = self.inode(node)? else {
-            return corrupt("this is no regular file");
+            return corrupt("this is not a regular file");
         };
         let whole = size / self.block_size;
         let tail = size % self.block_size;

@@ -247,7 +247,7 @@ fn ask_device(fd: BorrowedFd<'_>, facts: &mut Facts) {
 
 /// Whether ranges of the file can be given back, by punching the first byte behind its end.
 ///
-/// Nothing is there to be lost, and one byte is no whole block, so that not even blocks that were allocated
+/// Nothing is there to be lost, and one byte is less than a block, so not even blocks that were allocated
 /// behind the end go. Some file systems note the time all the same; then it is put back, so that merely
 /// attaching an image does not make it newer.
 fn can_punch(fd: BorrowedFd<'_>, size: u64) -> bool {
@@ -266,7 +266,7 @@ fn can_punch(fd: BorrowedFd<'_>, size: u64) -> bool {
 /// Opens the direct descriptor: it, what it demands, and how that is known. The error says why not.
 fn ask_direct(known: &Known<'_>) -> Result<(OwnedFd, Alignment, String), String> {
     if !known.offset.is_multiple_of(512) {
-        return Err(format!("the offset {} is no multiple of 512", known.offset));
+        return Err(format!("the offset {} is not a multiple of 512", known.offset));
     }
     let reported = reported_alignment(known);
     if reported == Some(None) {
@@ -285,7 +285,7 @@ fn ask_direct(known: &Known<'_>) -> Result<(OwnedFd, Alignment, String), String>
     if !known.offset.is_multiple_of(alignment.offset.into()) {
         let Alignment { offset: unit, .. } = alignment;
         return Err(format!(
-            "the offset {} is no multiple of the {unit} bytes that it needs here",
+            "the offset {} is not a multiple of the {unit} bytes that it needs here",
             known.offset
         ));
     }

@@ -45,7 +45,7 @@ pub(crate) fn refuse(path: &Path, fd: BorrowedFd<'_>, kind: FileKind, claim: &Cl
     loop {
         let found = wanted.loop_device(Path::new("/sys/block"), &ask).map(|disk| shown(&disk, claim.write));
         let Some((user, end)) = found.or_else(|| wanted.swap(fd)) else { return Ok(()) };
-        // A device that is going is no user.
+        // A device that is going is not a user.
         if !locks::a_moment(attempt) {
             return Err(Error::UsedByKernel { path: path.to_owned(), user, end });
         }

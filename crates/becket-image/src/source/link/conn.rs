@@ -200,7 +200,7 @@ impl Connection {
         }
     }
 
-    /// Reads a chunk that is no answer: an error, where the server keeps to the protocol.
+    /// Reads a chunk that is not an answer: an error, where the server keeps to the protocol.
     fn other(&mut self, kind: u16, len: u64, mut last: bool) -> Result<Failure, Failure> {
         if kind & nbd::CHUNK_IS_ERROR == 0 || !(4..=LONGEST_ERROR).contains(&len) {
             return Err(lie("the NBD server sent a chunk that nobody asked for"));

@@ -47,7 +47,7 @@ pub fn server(bytes: &[u8]) -> bool {
     let mut buffer = vec![0; usize::try_from(len).unwrap_or(0)];
     let mut answered = false;
     for _ in 0..4 {
-        // An error of the server's is no end; a broken connection answers nothing more.
+        // An error of the server's is not an end; a broken connection answers nothing more.
         answered |= match agreed.allocation.is_some() && first & 4 == 4 {
             true => connection.status(0, len).is_ok_and(|found| !found.is_empty()),
             false => connection.read(&mut buffer, 0).is_ok(),

@@ -184,7 +184,7 @@ impl Handshake {
 
     fn greeted(&mut self, bytes: &[u8]) -> Result<Next, Refused> {
         if u64_at(bytes, 0) != Some(nbd::MAGIC) {
-            return Err(Refused::Protocol("it is no NBD server"));
+            return Err(Refused::Protocol("it is not an NBD server"));
         }
         let flags = u16_at(bytes, 16).unwrap_or(0);
         if u64_at(bytes, 8) != Some(nbd::OPTION_MAGIC) || flags & nbd::FLAG_FIXED_NEWSTYLE == 0 {

@@ -51,7 +51,7 @@ pub const FEATURE: &str = "link";
 pub const TLS_FEATURE: &str = "link-tls";
 /// The feature of devices with one whose finished writes are durable, and which a program of its own reaches.
 pub const FEATURE_RBD: &str = "rbd";
-/// In place of a device number: sources that are no files of this host.
+/// In place of a device number: sources that are not files of this host.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
 /// What is said of an export to another process.

@@ -125,7 +125,7 @@ impl Trust {
     pub(super) fn begin(&self, endpoint: &Endpoint) -> Result<ClientConnection, DialError> {
         let name = wanted_name(endpoint);
         let invalid = |_| {
-            let why = format!("{name:?} is no name that a certificate can have");
+            let why = format!("{name:?} is not a name that a certificate can have");
             DialError::Io(io::Error::new(io::ErrorKind::InvalidInput, why))
         };
         let server = ServerName::try_from(name.clone()).map_err(invalid)?;

@@ -152,7 +152,7 @@ fn tcp(authority: &str) -> Result<Server, String> {
     let port = match port.filter(|port| !port.is_empty()) {
         None => PORT,
         Some(text) => {
-            text.parse().ok().filter(|port| *port != 0).ok_or_else(|| format!("{text:?} is no port"))?
+            text.parse().ok().filter(|port| *port != 0).ok_or_else(|| format!("{text:?} is not a port"))?
         }
     };
     let host = String::from_utf8(decoded(host)?).map_err(|_| "its host is not UTF-8".to_owned())?;

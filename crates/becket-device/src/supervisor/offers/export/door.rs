@@ -313,7 +313,7 @@ struct Attended {
     line: Arc<OwnedFd>,
 }
 
-/// The first report, before which it is no doorman yet.
+/// The first report, before which it is not a doorman yet.
 fn first_words(line: &OwnedFd) -> io::Result<Vec<String>> {
     match hear_one(line)? {
         DoorReport::Started { notes } => Ok(notes_of(&notes)),

@@ -230,8 +230,8 @@ fn redirects_have_bounds_and_lead_to_no_file() {
     assert_eq!((origin.log().len(), other.log().len()), (1, 2), "the place is remembered");
     for (location, sentence) in [
         ("/disk.img", "redirects more than"),
-        ("file:///etc/passwd", "no web address"),
-        ("ftp://127.0.0.1/x", "no web address"),
+        ("file:///etc/passwd", "not a web address"),
+        ("ftp://127.0.0.1/x", "not a web address"),
         ("http://me:secret@127.0.0.1/x", "password"),
     ] {
         origin.trick(move |_, _| Reply::status(301).with("Location", location));

@@ -29,3 +29,4 @@ pub(crate) use any::AnyTarget;
 pub(crate) use contract::{Completed, Piece, SLOTS, Target};
 pub(crate) use file::FileState;
 pub(crate) use straight::Straight;
+pub(crate) use syncs::Syncs;

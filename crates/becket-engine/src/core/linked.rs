@@ -18,7 +18,7 @@ use crate::{
     decode::Waiter,
     ring::Ring,
     target::{
-        Target as _,
+        Syncs, Target as _,
         link::{Ask, Line, LineWay, LinkTarget, Why},
     },
     user_data::{NOBODY, Source, user_data},
@@ -294,16 +294,10 @@ impl Core {
     /// Flushes fail of which what they were to cover may be lost.
     #[cold]
     fn fail_flushes(&mut self, ring: &mut Ring, number: usize) -> bool {
-        let Core { lines, serving, slab, .. } = self;
-        let Some(Linked { source, line, .. }) = lines.get_mut(number) else { return false };
-        let Some(target) = serving.target(*source) else { return false };
-        let (syncs, own) = (target.syncs(), line.own_tag());
-        let loses = |ask: &Ask, tag: u16| {
-            let slot = slab.get(usize::from(tag));
-            Line::is_flush(ask, tag)
-                && if tag == own { syncs.owes() } else { slot.is_some_and(|slot| syncs.loses(slot.covers)) }
-        };
-        let lost: Vec<u16> = std::iter::from_fn(|| line.take_back(loses)).collect();
+        let lost = self.take_flushes(number, |syncs, covers| match covers {
+            Some(covers) => syncs.loses(covers),
+            None => syncs.owes(),
+        });
         lost.iter().for_each(|tag| self.fail(ring, number, *tag));
         !lost.is_empty()
     }
@@ -312,17 +306,22 @@ impl Core {
     /// waited for.
     #[cold]
     fn spare_flushes(&mut self, ring: &mut Ring, number: usize) {
-        loop {
-            let Core { lines, serving, slab, .. } = self;
-            let Some(Linked { source, line, .. }) = lines.get_mut(number) else { return };
-            let Some(target) = serving.target(*source) else { return };
-            let needless = |ask: &Ask, tag: u16| {
-                let slot = slab.get(usize::from(tag));
-                Line::is_flush(ask, tag) && slot.is_some_and(|slot| target.syncs().has_synced(slot.covers))
-            };
-            let Some(tag) = line.take_back(needless) else { return };
+        let needless = |syncs: &Syncs, covers: Option<u64>| covers.is_some_and(|it| syncs.has_synced(it));
+        for tag in self.take_flushes(number, needless) {
             self.operated(ring, tag, 0);
         }
+    }
+
+    /// Takes back the flushes that are not with the kernel and of which `is` says so, by how many writes
+    /// they were to cover: one that belongs to no request does not say.
+    fn take_flushes(&mut self, number: usize, is: impl Fn(&Syncs, Option<u64>) -> bool) -> Vec<u16> {
+        let Core { lines, serving, slab, .. } = self;
+        let Some(Linked { source, line, .. }) = lines.get_mut(number) else { return Vec::new() };
+        let Some(target) = serving.target(*source) else { return Vec::new() };
+        // The line's own tags are behind those of all slots.
+        let covers = |tag: u16| slab.get(usize::from(tag)).map(|slot| slot.covers);
+        let wanted = |ask: &Ask, tag: u16| Line::is_flush(ask, tag) && is(target.syncs(), covers(tag));
+        std::iter::from_fn(|| line.take_back(wanted)).collect()
     }
 
     /// The queue ends: nobody waits for an answer any more.

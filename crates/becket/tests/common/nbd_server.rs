@@ -43,18 +43,18 @@ impl Server {
 
     /// nbdkit's file plugin.
     pub(crate) fn nbdkit(image: &Path, words: &[&str]) -> Self {
-        let socket = image.with_extension("nbdkit");
-        let mut command = Command::new("nbdkit");
-        command.args(["-f", "-U"]).arg(&socket).args(words).arg("file").arg(image);
-        Self::start(command, socket)
+        Self::nbdkit_by(image, words, &[])
     }
 
-    /// nbdkit, which writes down in `log` what it is asked.
+    /// The same, which writes down in `log` what it is asked.
     pub(crate) fn nbdkit_with_log(image: &Path, log: &Path) -> Self {
+        Self::nbdkit_by(image, &["--filter", "log"], &[&format!("logfile={}", log.display())])
+    }
+
+    fn nbdkit_by(image: &Path, words: &[&str], parameters: &[&str]) -> Self {
         let socket = image.with_extension("nbdkit");
         let mut command = Command::new("nbdkit");
-        command.args(["-f", "--filter", "log", "-U"]).arg(&socket).arg("file").arg(image);
-        command.arg(format!("logfile={}", log.display()));
+        command.args(["-f", "-U"]).arg(&socket).args(words).arg("file").arg(image).args(parameters);
         Self::start(command, socket)
     }
 

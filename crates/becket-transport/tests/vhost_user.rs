@@ -18,8 +18,8 @@ use becket_transport::geometry;
 use becket_transport::serve::{Change, Content, Setup};
 use becket_transport::vhost_user::{Departure, Hooks, VhostUser};
 use becket_virtio::{
-    BASE, DISCARD, Driver, EVENT_IDX, IN, INDIRECT, OP_DISCARD, OP_FLUSH, OP_ID, OP_WRITE_ZEROES, OUT, Shape,
-    USER, WRITE_ZEROES,
+    BASE, DISCARD, Driver, EVENT_IDX, IN, INDIRECT, OP_DISCARD, OP_FLUSH, OP_ID, OP_WRITE_ZEROES, OUT,
+    PACKED, Shape, USER, WRITE_ZEROES,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
@@ -115,10 +115,12 @@ fn range(driver: &mut Driver, op: u32, offset: u64, len: u64, flags: u32) -> u8 
 
 #[test]
 fn any_requests_do_to_the_image_what_they_do_to_a_model() {
-    for (round, direct_io) in [DirectIo::Off, DirectIo::Auto, DirectIo::Off].into_iter().enumerate() {
+    for round in 0..6 {
+        let direct_io = [DirectIo::Off, DirectIo::Auto, DirectIo::Off][round % 3];
         let bench = Bench::new(1, direct_io);
         // Chains of three descriptors in the ring, or tables of many; all kicks and calls, or those wanted.
-        let features = [INDIRECT | EVENT_IDX | DISCARD | WRITE_ZEROES, INDIRECT, EVENT_IDX][round];
+        let features = [INDIRECT | EVENT_IDX | DISCARD | WRITE_ZEROES, INDIRECT, EVENT_IDX][round % 3]
+            | if round < 3 { 0 } else { PACKED };
         let mut driver = bench.driver(Shape { features, ..SHAPE });
         let mut random = SmallRng::seed_from_u64(round as u64 + 1);
         let mut model = vec![0; SIZE];
@@ -193,13 +195,24 @@ fn what_is_no_read_or_write_is_carried_out_or_refused() {
 
 #[test]
 fn rings_stop_and_go_on_where_they_stopped() {
+    for layout in [0, PACKED] {
+        stop_and_go_on(Shape { features: SHAPE.features | layout, ..SHAPE });
+    }
+}
+
+fn stop_and_go_on(shape: Shape) {
     let bench = Bench::new(1, DirectIo::Off);
-    let mut driver = bench.driver(SHAPE);
+    let mut driver = bench.driver(shape);
     for round in 0..5u8 {
         for at in 0..7u64 {
             assert_eq!(one(&mut driver, OUT, at * 4096, 4096, &[round; 4096]).0, 0);
         }
-        assert_eq!(driver.front.stop(0).unwrap(), 7 * (u32::from(round) + 1));
+        let requests = 7 * (u32::from(round) + 1);
+        let place = (requests | 1 << 15) * 0x1_0001;
+        assert_eq!(
+            driver.front.stop(0).unwrap(),
+            if shape.features & PACKED == 0 { requests } else { place }
+        );
         // Nobody takes this one until the ring runs again.
         driver.queues[0].submit(IN, 0, 4096, &[], &[]).unwrap();
         driver.queues[0].announce();
@@ -214,7 +227,7 @@ fn rings_stop_and_go_on_where_they_stopped() {
         driver = {
             drop(driver);
             bench.gone.recv_timeout(PATIENCE).unwrap();
-            let mut driver = bench.driver(SHAPE);
+            let mut driver = bench.driver(shape);
             for at in 0..7 * (u64::from(round) + 1) {
                 assert_eq!(one(&mut driver, IN, at % 7 * 4096, 4096, &[]), (0, vec![round; 4096]));
             }
@@ -328,9 +341,10 @@ fn a_hostile_driver_harms_itself_alone() {
     let bench = Bench::new(1, DirectIo::Off);
     bench.image.as_file().write_all_at(&vec![5; SIZE], 0).unwrap();
     let mut random = SmallRng::seed_from_u64(7);
-    for kind in 0..200 {
-        let mut driver = bench.driver(SHAPE);
-        hostile(&mut driver, kind, &mut random);
+    for kind in 0..400 {
+        let layout = if kind % 2 == 0 { 0 } else { PACKED };
+        let mut driver = bench.driver(Shape { features: SHAPE.features | layout, ..SHAPE });
+        hostile(&mut driver, kind / 2, &mut random);
         // The ring is heard and stopped all the same.
         driver.front.stop(0).unwrap();
         drop(driver);
@@ -436,6 +450,12 @@ fn again(bench: &mut Bench, front: Departure, hooks: Hooks) {
 
 #[test]
 fn a_front_end_goes_from_one_back_end_to_the_next() {
+    for layout in [0, PACKED] {
+        goes_to_the_next(Shape { features: SHAPE.features | layout, ..SHAPE });
+    }
+}
+
+fn goes_to_the_next(shape: Shape) {
     let mut bench = Bench::new(1, DirectIo::Off);
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (left, is_left) = channel();
@@ -446,7 +466,7 @@ fn a_front_end_goes_from_one_back_end_to_the_next() {
         Hooks { keep, ended: Box::new(move |departure| _ = left.send(departure)) }
     };
     bench.export.connect(Departure::new(theirs.into()), hooks());
-    let mut driver = Driver::start(ours.into(), SHAPE).unwrap();
+    let mut driver = Driver::start(ours.into(), shape).unwrap();
     for round in 1..=5u8 {
         assert_eq!(one(&mut driver, OUT, u64::from(round) * 4096, 4096, &[round; 4096]).0, 0);
         bench.export.leave();
@@ -558,6 +578,13 @@ fn a_killed_back_end_s_requests_are_done_once_by_the_next() {
     if let Some(image) = std::env::var_os(CHILD) {
         return back_end(Path::new(&image));
     }
+    // Tables or chains of descriptors in one table; in a packed ring they are written over.
+    for features in [SHAPE.features, SHAPE.features | PACKED, EVENT_IDX | PACKED] {
+        kill_back_ends(test, Shape { queues: 2, count: 128, depth: 32, buffer: 4096, features });
+    }
+}
+
+fn kill_back_ends(test: &str, shape: Shape) {
     let kills: u32 = std::env::var("BECKET_TEST_KILLS").map_or(12, |text| text.parse().unwrap());
     const PAGE: usize = 4096;
     let pages = 256u64;
@@ -570,7 +597,6 @@ fn a_killed_back_end_s_requests_are_done_once_by_the_next() {
     let connect = || OwnedFd::from(UnixStream::connect(&path).unwrap());
 
     let (mut child, mut tether) = start_back_end(test, &listener, image.path());
-    let shape = Shape { queues: 2, depth: 32, buffer: PAGE as u32, ..SHAPE };
     let mut driver = Driver::start(connect(), shape).unwrap();
     let mut random = SmallRng::seed_from_u64(11);
     // Which generation each page has, of what was acknowledged; which page a slot writes; reads to be
@@ -641,5 +667,8 @@ fn a_killed_back_end_s_requests_are_done_once_by_the_next() {
         assert!(bytes[page * PAGE..][..PAGE] == bytes_of(page, *generation), "page {page}");
     }
     assert!(again > 0, "no back-end was killed over a request");
-    eprintln!("{kills} kills, {ended_ones} requests, {again} of them begun by a back-end that was killed");
+    eprintln!(
+        "{:#x}: {kills} kills, {ended_ones} requests, {again} of them begun by a back-end that was killed",
+        shape.features
+    );
 }

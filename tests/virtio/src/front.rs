@@ -103,10 +103,10 @@ impl Front {
     ///
     /// # Errors
     /// As above.
-    pub fn set_vring(&self, vring: u32, count: u16, tables: [u64; 3], base: u16) -> Result<()> {
+    pub fn set_vring(&self, vring: u32, count: u16, tables: [u64; 3], base: u32) -> Result<()> {
         let pair = |value: u32| [vring, value].map(u32::to_ne_bytes).concat();
         self.tell(8, &pair(count.into()), &[])?;
-        self.tell(10, &pair(base.into()), &[])?;
+        self.tell(10, &pair(base), &[])?;
         let [descriptors, available, used] = tables;
         let tables = [descriptors, used, available, 0].map(u64::to_ne_bytes).concat();
         self.tell(9, &[pair(0), tables].concat(), &[])
@@ -129,7 +129,7 @@ impl Front {
         self.tell(18, &[vring, on.into()].map(u32::to_ne_bytes).concat(), &[])
     }
 
-    /// Stops a vring: the index of the next request.
+    /// Stops a vring: the index of the next request; of a packed ring its place, in both halves.
     ///
     /// # Errors
     /// The connection breaks.

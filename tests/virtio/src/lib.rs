@@ -1,4 +1,4 @@
-//! A virtio block driver with split rings that speaks vhost-user as the front-end: the virtual machine and
+//! A virtio block driver with split or packed rings that speaks vhost-user as the front-end: the virtual machine and
 //! its hypervisor in one process, for tests and benchmarks. It keeps to the rules unless a test writes into
 //! its memory; it never looks at what a back-end does besides.
 //!
@@ -25,7 +25,7 @@ pub const BASE: u64 = 1 << 30;
 /// The same as the hypervisor has it.
 pub const USER: u64 = 1 << 40;
 /// Features: flush, discard, write zeroes, cache mode, multi-queue, indirect descriptors, event index,
-/// version 1.
+/// version 1, packed rings.
 pub const FLUSH: u64 = 1 << 9;
 /// See [`FLUSH`].
 pub const DISCARD: u64 = 1 << 13;
@@ -37,6 +37,8 @@ pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
 /// See [`FLUSH`].
 pub const VERSION_1: u64 = 1 << 32;
+/// See [`FLUSH`].
+pub const PACKED: u64 = 1 << 34;
 /// Requests that move bytes.
 pub const IN: u32 = 0;
 /// See [`IN`].
@@ -53,6 +55,11 @@ pub const OP_WRITE_ZEROES: u32 = 13;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const TABLE: u16 = 4;
+/// Of a packed ring: the wrap counters of who made a descriptor available, and of who has used it.
+const AVAILABLE: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+/// A side of a packed ring is to be notified at a place.
+const AT_PLACE: u16 = 2;
 /// Bytes of a request's header, status and table of descriptors.
 const HEAD: u64 = 4096;
 
@@ -95,12 +102,17 @@ pub struct Queue {
     start: u64,
     memory: Arc<GuestMemory>,
     descriptors: Area,
+    /// What is available, or when the driver of a packed ring is to be notified.
     available: Area,
+    /// What is used, or when the device of a packed ring is to be notified.
     used: Area,
+    /// Requests that were made available, announced and seen to have ended; descriptors in a packed ring.
     next: u16,
     announced: u16,
     seen: u16,
     free: Vec<u16>,
+    /// How many descriptors each request has.
+    lengths: Vec<u16>,
     /// The driver notifies the device, and the device the driver.
     pub kick: OwnedFd,
     /// See `kick`.
@@ -156,7 +168,7 @@ impl Driver {
         }
         for queue in &self.queues {
             let number = u32::from(queue.number);
-            self.front.set_vring(number, queue.shape.count, queue.addresses(), queue.used.u16(2, Acquire))?;
+            self.front.set_vring(number, queue.shape.count, queue.addresses(), queue.base())?;
             self.front.set_events(number, queue.kick.as_fd(), queue.call.as_fd())?;
             self.front.enable(number, true)?;
         }
@@ -200,6 +212,7 @@ impl Queue {
             announced: 0,
             seen: 0,
             free: (0..shape.depth).rev().collect(),
+            lengths: vec![0; shape.depth.into()],
             kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
@@ -213,6 +226,24 @@ impl Queue {
 
     fn addresses(&self) -> [u64; 3] {
         Queue::tables(&self.shape).map(|at| USER + self.start + at)
+    }
+
+    fn is_packed(&self) -> bool {
+        self.shape.features & PACKED != 0
+    }
+
+    /// Where a packed ring is after so many descriptors: the index, and the wrap counter above it.
+    fn place(&self, descriptors: u16) -> u16 {
+        let lap = descriptors / self.shape.count;
+        descriptors & (self.shape.count - 1) | if lap & 1 == 0 { 1 << 15 } else { 0 }
+    }
+
+    /// Where a back-end begins, if nothing is noted that it must go on with.
+    fn base(&self) -> u32 {
+        match self.is_packed() {
+            false => self.used.u16(2, Acquire).into(),
+            true => u32::from(self.place(self.seen)) * 0x1_0001,
+        }
     }
 
     /// Where the page of a request is, in the machine.
@@ -278,6 +309,9 @@ impl Queue {
         let _ = self.memory.write(page, &header);
         let _ = self.memory.write(page + 16, &[0xff]);
         let chain = [(page, 16, 0)].into_iter().chain(ranges.iter().copied()).chain([(page + 16, 1, WRITE)]);
+        if self.is_packed() {
+            return self.post_packed(slot, page, &chain.collect::<Vec<_>>());
+        }
         let last = ranges.len() + 1;
         // Without tables each request has three descriptors of the ring.
         let (table, first) = match self.shape.features & INDIRECT {
@@ -303,14 +337,48 @@ impl Queue {
         self.make_available(first);
     }
 
-    /// Writes a descriptor of the ring.
+    /// The same in a packed ring, where the first descriptor is written last.
+    fn post_packed(&mut self, slot: u16, page: u64, chain: &[(u64, u32, u16)]) {
+        let rest = |len: u32, flags: u16| u64::from(len) | u64::from(slot) << 32 | u64::from(flags) << 48;
+        let table: Vec<u8> = chain
+            .iter()
+            .flat_map(|(address, len, flags)| [address.to_le_bytes(), rest(*len, *flags).to_le_bytes()])
+            .flatten()
+            .collect();
+        let whole = [(page + 64, table.len() as u32, TABLE)];
+        let chain = match self.shape.features & INDIRECT {
+            0 => chain,
+            _ => {
+                let _ = self.memory.write(page + 64, &table);
+                &whole
+            }
+        };
+        for (index, (address, len, flags)) in chain.iter().enumerate().rev() {
+            let place = self.place(self.next.wrapping_add(index as u16));
+            let more = if index + 1 < chain.len() { NEXT } else { 0 };
+            let turn = if place >> 15 == 1 { AVAILABLE } else { USED };
+            let at = 16 * usize::from(place & (self.shape.count - 1));
+            self.descriptors.set_u64(at, *address, Relaxed);
+            self.descriptors.set_u64(at + 8, rest(*len, flags | more | turn), Release);
+        }
+        self.lengths[usize::from(slot)] = chain.len() as u16;
+        self.next = self.next.wrapping_add(chain.len() as u16);
+    }
+
+    /// Writes a descriptor of the ring, as a split one has it; of the first lap of a packed one.
     pub fn describe(&self, index: u16, address: u64, rest: u64) {
+        let (len, flags, next) = (rest & 0xffff_ffff, rest >> 32 & 0xffff, rest >> 48);
+        let packed = len | next << 32 | (flags | u64::from(AVAILABLE)) << 48;
         self.descriptors.set_u64(16 * usize::from(index), address, Relaxed);
-        self.descriptors.set_u64(16 * usize::from(index) + 8, rest, Relaxed);
+        let rest = if self.is_packed() { packed } else { rest };
+        self.descriptors.set_u64(16 * usize::from(index) + 8, rest, Release);
     }
 
     /// Puts a head into the ring; [`Queue::announce`] notifies the device.
     pub fn make_available(&mut self, head: u16) {
+        if self.is_packed() {
+            return;
+        }
         let place = usize::from(self.next & (self.shape.count - 1));
         self.available.set_u16(4 + 2 * place, head, Relaxed);
         self.next = self.next.wrapping_add(1);
@@ -326,10 +394,23 @@ impl Queue {
     /// The same with any index.
     pub fn announce_as(&mut self, index: u16) {
         let old = self.announced;
-        self.available.set_u16(2, index, Release);
+        if !self.is_packed() {
+            self.available.set_u16(2, index, Release);
+        }
         self.announced = index;
         fence(SeqCst);
-        let wanted = if self.shape.features & EVENT_IDX == 0 {
+        let wanted = if self.is_packed() {
+            match self.used.u16(2, Acquire) {
+                0 => true,
+                AT_PLACE => {
+                    let (event, place) = (self.used.u16(0, Relaxed), self.place(index));
+                    let lap = if event >> 15 == place >> 15 { 0 } else { i32::from(self.shape.count) };
+                    let behind = i32::from(place & 0x7fff) + lap - i32::from(event & 0x7fff);
+                    (1..=i32::from(index.wrapping_sub(old))).contains(&behind)
+                }
+                _ => false,
+            }
+        } else if self.shape.features & EVENT_IDX == 0 {
             self.used.u16(0, Relaxed) & 1 == 0
         } else {
             let event = self.used.u16(4 + 8 * usize::from(self.shape.count), Relaxed);
@@ -348,17 +429,33 @@ impl Queue {
 
     /// A request that has ended, if there is one.
     pub fn ended(&mut self) -> Option<Ended> {
-        if self.used.u16(2, Acquire) == self.seen {
+        if !self.has_ended() {
             return None;
         }
-        let at = 4 + 8 * usize::from(self.seen & (self.shape.count - 1));
-        let (head, written) = (self.used.u32(at, Relaxed) as u16, self.used.u32(at + 4, Relaxed));
-        self.seen = self.seen.wrapping_add(1);
-        let slot = if self.shape.features & INDIRECT == 0 { head / 3 } else { head };
+        let index = usize::from(self.seen & (self.shape.count - 1));
+        let (slot, written) = if self.is_packed() {
+            let slot = self.descriptors.u16(16 * index + 12, Relaxed);
+            self.seen = self.seen.wrapping_add(self.lengths[usize::from(slot)]);
+            (slot, self.descriptors.u32(16 * index + 8, Relaxed))
+        } else {
+            let head = self.used.u32(4 + 8 * index, Relaxed) as u16;
+            self.seen = self.seen.wrapping_add(1);
+            let slot = if self.shape.features & INDIRECT == 0 { head / 3 } else { head };
+            (slot, self.used.u32(8 + 8 * index, Relaxed))
+        };
         let mut status = [0xff];
         let _ = self.memory.read(self.page(slot) + 16, &mut status);
         self.free.push(slot);
         Some(Ended { slot, status: status[0], written })
+    }
+
+    fn has_ended(&self) -> bool {
+        if !self.is_packed() {
+            return self.used.u16(2, Acquire) != self.seen;
+        }
+        let place = self.place(self.seen);
+        let flags = self.descriptors.u16(16 * usize::from(place & (self.shape.count - 1)) + 14, Acquire);
+        flags & (AVAILABLE | USED) == if place >> 15 == 1 { AVAILABLE | USED } else { 0 }
     }
 
     /// Waits until the device notifies; `false` when it does not in that time.
@@ -367,11 +464,15 @@ impl Queue {
     /// What `poll` says.
     pub fn wait(&mut self, patience: Duration) -> Result<bool> {
         if self.shape.features & EVENT_IDX != 0 {
-            let event = self.seen;
-            self.available.set_u16(4 + 2 * usize::from(self.shape.count), event, Relaxed);
+            if self.is_packed() {
+                self.available.set_u16(0, self.place(self.seen), Relaxed);
+                self.available.set_u16(2, AT_PLACE, Release);
+            } else {
+                self.available.set_u16(4 + 2 * usize::from(self.shape.count), self.seen, Relaxed);
+            }
             fence(SeqCst);
         }
-        if self.used.u16(2, Acquire) != self.seen {
+        if self.has_ended() {
             return Ok(true);
         }
         let mut fds = [PollFd::new(&self.call, PollFlags::IN)];

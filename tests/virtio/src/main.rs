@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use becket_virtio::{Driver, EVENT_IDX, IN, INDIRECT, OUT, Shape};
+use becket_virtio::{Driver, EVENT_IDX, IN, INDIRECT, OUT, PACKED, Shape};
 use clap::Parser;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
@@ -31,6 +31,9 @@ struct Args {
     /// One after the other instead of at random
     #[arg(long)]
     sequential: bool,
+    /// Lay the ring out as one table
+    #[arg(long)]
+    packed: bool,
     /// Look for results all the time instead of waiting for a notification
     #[arg(long)]
     poll: bool,
@@ -40,7 +43,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let socket = UnixStream::connect(&args.socket).context("cannot connect")?;
     let count = args.depth.next_power_of_two().max(2);
-    let features = INDIRECT | EVENT_IDX;
+    let features = INDIRECT | EVENT_IDX | if args.packed { PACKED } else { 0 };
     let buffer = args.block.next_multiple_of(4096);
     let shape = Shape { queues: 1, count, depth: args.depth, buffer, features };
     let mut driver = Driver::start(socket.into(), shape)?;

@@ -42,7 +42,7 @@ impl<'a> Messages<'a> {
         if let Some(address) = &vring.address {
             self.say(SET_VRING_ADDR, &address.bytes(index), []);
         }
-        self.say(SET_VRING_BASE, &pair(index, vring.base.into()), []);
+        self.say(SET_VRING_BASE, &pair(index, vring.base), []);
         self.say(SET_VRING_ENABLE, &pair(index, vring.enabled.into()), []);
         for (request, event) in [(SET_VRING_CALL, &vring.call), (SET_VRING_KICK, &vring.kick)] {
             if let Some(event) = event {

@@ -21,6 +21,7 @@ pub(super) const EVENT_IDX: u64 = 1 << 29;
 /// Of vhost-user: there are protocol features.
 pub(super) const PROTOCOL: u64 = 1 << 30;
 pub(super) const VERSION_1: u64 = 1 << 32;
+pub(super) const RING_PACKED: u64 = 1 << 34;
 
 /// Most ranges of memory that a request's data may have.
 pub(super) const MOST_RANGES: u32 = 126;
@@ -38,7 +39,7 @@ const SIZE: usize = 60;
 /// The features of a device of so many queues.
 pub(super) fn features(geometry: &Geometry) -> u64 {
     let always = SIZE_MAX | SEG_MAX | BLK_SIZE | FLUSH | TOPOLOGY | CONFIG_WCE | MQ;
-    let ring = INDIRECT_DESC | EVENT_IDX | PROTOCOL | VERSION_1;
+    let ring = INDIRECT_DESC | EVENT_IDX | PROTOCOL | VERSION_1 | RING_PACKED;
     let optional =
         [(geometry.read_only, RO), (geometry.discard, DISCARD), (geometry.write_zeroes, WRITE_ZEROES)];
     optional.iter().filter(|(on, _)| *on).fold(always | ring, |features, (_, bit)| features | bit)

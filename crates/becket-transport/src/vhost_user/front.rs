@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,8 +22,8 @@ use super::config::{EVENT_IDX, MOST_RANGES};
 use super::message::{HEAD, Head, MOST_FDS, Wanted, config_changed};
 use super::port::{Parts, VringPort};
 use super::request::SERIAL;
+use super::ring::Ring;
 use super::session::{Rings, Session};
-use super::split::Split;
 use crate::serve::{Finally, ServeError, Served, Setup};
 
 /// Bytes of the stack of the thread, which is locked in memory as a whole.
@@ -236,11 +236,11 @@ enum Event {
 struct Running {
     queue: QueueId,
     ended: Receiver<()>,
-    base: Arc<AtomicU16>,
+    base: Arc<AtomicU32>,
 }
 
 impl Rings for Queues {
-    fn stop(&mut self, vring: usize) -> Option<u16> {
+    fn stop(&mut self, vring: usize) -> Option<u32> {
         let Running { queue, ended, base } = self.running.remove(&vring)?;
         // An I/O thread that has ended has ended the process.
         let _ = self.served.remove(&self.threads, queue);
@@ -393,10 +393,10 @@ impl Queues {
         let count = ready.vring.count;
         let events = session.has(EVENT_IDX);
         let memory = Arc::clone(ready.memory);
-        let ring =
-            Split::new(memory, (count, ready.address), ready.vring.base, events, session.notes(number));
+        let (tables, base) = ((count, ready.address), ready.vring.base);
+        let ring = Ring::new(session.layout(), memory, tables, base, events, session.notes(number));
         let ring = ring.map_err(|why| why.to_string())?;
-        let base = Arc::new(AtomicU16::new(ring.base()));
+        let base = Arc::new(AtomicU32::new(ring.base()));
         let depth = self.depth.clamp(1, count);
         let ranges = MOST_RANGES as u16;
         let parts = Parts {

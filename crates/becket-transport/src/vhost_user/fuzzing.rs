@@ -8,11 +8,12 @@ use becket_engine::{Geometry, GuestMemory, GuestPart};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use super::chain::Chain;
 use super::config::MOST_RANGES;
 use super::message::{HEAD, Head, MOST_FDS, VringAddress, Wanted};
 use super::request;
+use super::ring::{Layout, Ring};
 use super::session::{Rings, Session};
-use super::split::{Chain, Split};
 
 /// Bytes of the driver's memory.
 const SIZE: usize = 1 << 16;
@@ -20,7 +21,7 @@ const SIZE: usize = 1 << 16;
 struct NoRings;
 
 impl Rings for NoRings {
-    fn stop(&mut self, _: usize) -> Option<u16> {
+    fn stop(&mut self, _: usize) -> Option<u32> {
         None
     }
 
@@ -65,8 +66,9 @@ pub fn messages(mut bytes: &[u8]) -> bool {
         for vring in 0..3 {
             let _ = session.notes(vring);
             if let Some(ready) = session.ready(usize::from(vring)) {
-                let memory = Arc::clone(ready.memory);
-                let _ = Split::new(memory, (ready.vring.count, ready.address), 0, true, None);
+                let (memory, vring) = (Arc::clone(ready.memory), ready.vring);
+                let _ =
+                    Ring::new(session.layout(), memory, (vring.count, ready.address), vring.base, true, None);
             }
         }
     }
@@ -94,8 +96,12 @@ pub fn rings(bytes: &[u8]) -> bool {
     let Some(memory) = map() else { return false };
     let address = VringAddress { descriptors, used, available };
     // Its notes are the driver's own memory here, so that those are any bytes, too.
-    let notes = memory.area(1 << 15, 64 + 16 * usize::from(count), 8, true).filter(|_| word(8) & 1 == 1);
-    let ring = Split::new(Arc::clone(&memory), (count, &address), word(10), word(8) & 2 == 2, notes);
+    let notes = memory.area(1 << 15, 64 + 32 * usize::from(count), 8, true).filter(|_| word(8) & 1 == 1);
+    let (layout, base) = match word(8) & 4 {
+        0 => (Layout::Split, word(10).into()),
+        _ => (Layout::Packed, u32::from(word(10)) | u32::from(word(12)) << 16),
+    };
+    let ring = Ring::new(layout, Arc::clone(&memory), (count, &address), base, word(8) & 2 == 2, notes);
     let Ok(mut ring) = ring else { return false };
     let mut chain = Chain::with_room(MOST_RANGES as usize + 2);
     for _ in 0..4 * usize::from(count) {

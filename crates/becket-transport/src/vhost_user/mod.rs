@@ -11,8 +11,11 @@
 //! | `message` | the protocol's messages |
 //! | `port` | a queue's front: from a ring to the engine and back |
 //! | `request` | what a chain of descriptors asks of a block device |
-//! | `split` | a split ring |
-//! | `inflight` | which requests are under way, for the next back-end |
+//! | `ring` | a ring of either layout |
+//! | `split`, `packed` | the two layouts |
+//! | `chain` | what a driver's descriptors say |
+//! | `inflight` | where requests under way are noted, for the next back-end |
+//! | `split_notes`, `packed_notes` | what is noted |
 //! | `config` | features and configuration space |
 //!
 //! **Recovery.** The front-end keeps a region in which each ring notes its requests. After the end of a
@@ -22,15 +25,20 @@
 //! image or the machine's memory any more: the tether says so.
 
 mod again;
+mod chain;
 mod config;
 mod front;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod inflight;
 mod message;
+mod packed;
+mod packed_notes;
 mod port;
 mod request;
+mod ring;
 mod session;
 mod split;
+mod split_notes;
 
 pub use front::{Departure, Hooks, VhostUser};

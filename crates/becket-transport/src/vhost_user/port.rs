@@ -7,14 +7,15 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use becket_engine::{Answer, GuestMemory, Io, Port, Token};
 use rustix::io::Errno;
 use tracing::warn;
 
+use super::chain::{Broken, Chain};
 use super::request::{self, FAILED, OK, Wanted};
-use super::split::{Broken, Chain, Split};
+use super::ring::Ring;
 
 /// Kinds of tokens: the driver has made requests available, its event was read, it was notified, the end
 /// of one that waits.
@@ -38,7 +39,7 @@ pub(super) struct VringPort {
     call: Option<Arc<OwnedFd>>,
     tether: Arc<OwnedFd>,
     memory: Arc<GuestMemory>,
-    ring: Split,
+    ring: Ring,
     chain: Chain,
     tags: Box<[Tag]>,
     free: Vec<u16>,
@@ -53,8 +54,8 @@ pub(super) struct VringPort {
     starved: bool,
     leaving: bool,
     broken: bool,
-    /// Where the index of the next request is left for the front-end.
-    base: Arc<AtomicU16>,
+    /// Where the place of the next request is left for the front-end.
+    base: Arc<AtomicU32>,
 }
 
 /// What a vring's port is made of.
@@ -63,7 +64,7 @@ pub(super) struct Parts {
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) tether: Arc<OwnedFd>,
     pub(super) memory: Arc<GuestMemory>,
-    pub(super) ring: Split,
+    pub(super) ring: Ring,
     pub(super) depth: u16,
     /// Most ranges of a request's data.
     pub(super) ranges: u16,
@@ -71,7 +72,7 @@ pub(super) struct Parts {
     pub(super) durable: bool,
     /// Another worker may have published what ended and notified nobody.
     pub(super) again: bool,
-    pub(super) base: Arc<AtomicU16>,
+    pub(super) base: Arc<AtomicU32>,
 }
 
 impl VringPort {

@@ -5,8 +5,8 @@
 
 use becket_engine::{GuestMemory, GuestRange, Op};
 
+use super::chain::Chain;
 use super::config::SECTOR;
-use super::split::Chain;
 
 const IN: u32 = 0;
 const OUT: u32 = 1;

@@ -9,10 +9,11 @@ use becket_engine::{GuestMemory, GuestPart};
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::ioctl_fionbio;
 
-use super::config::{self, CONFIG_WCE, FLUSH, PROTOCOL, SECTOR, VERSION_1, WRITEBACK};
+use super::chain::LARGEST;
+use super::config::{self, CONFIG_WCE, FLUSH, PROTOCOL, RING_PACKED, SECTOR, VERSION_1, WRITEBACK};
 use super::inflight;
 use super::message::{Head, InflightPlace, VringAddress, Wanted};
-use super::split::LARGEST;
+use super::ring::Layout;
 
 /// Protocol features (`VHOST_USER_PROTOCOL_F_*`).
 const P_MQ: u64 = 1 << 0;
@@ -40,8 +41,8 @@ pub(super) type Answer = (Vec<u8>, Option<OwnedFd>);
 
 /// What the session asks of the rings that run. A ring that is stopped has given everything back.
 pub(super) trait Rings {
-    /// Stops a ring, if it runs: the index of the next request that it would have taken.
-    fn stop(&mut self, vring: usize) -> Option<u16>;
+    /// Stops a ring, if it runs: where it would have gone on.
+    fn stop(&mut self, vring: usize) -> Option<u32>;
     /// Bytes of the device at present, and what it looks like.
     fn device(&self) -> (u64, becket_engine::Geometry);
 }
@@ -51,7 +52,8 @@ pub(super) trait Rings {
 pub(super) struct Vring {
     pub(super) count: u16,
     pub(super) address: Option<VringAddress>,
-    pub(super) base: u16,
+    /// Where it goes on.
+    pub(super) base: u32,
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) enabled: bool,
@@ -116,12 +118,17 @@ impl Session {
     pub(super) fn notes(&self, vring: u16) -> Option<becket_engine::Area> {
         let Notes { place, memory, .. } = self.inflight.as_ref()?;
         let count = self.vrings.get(usize::from(vring))?.count;
-        inflight::area_of(memory, place, vring).filter(|_| place.descriptors == count)
+        inflight::area_of(self.layout(), memory, place, vring).filter(|_| place.descriptors == count)
     }
 
     /// Whether the requests of each ring that may run are noted: another back-end knows what was under way.
     pub(super) fn is_noted(&self) -> bool {
         (0u16..).zip(&self.vrings).all(|(index, vring)| vring.kick.is_none() || self.notes(index).is_some())
+    }
+
+    /// How the driver lays out its rings.
+    pub(super) fn layout(&self) -> Layout {
+        if self.has(RING_PACKED) { Layout::Packed } else { Layout::Split }
     }
 
     /// A driver's writes are on stable storage before they end.
@@ -192,21 +199,18 @@ impl Session {
             }
             Wanted::SetMemTable(parts) => self.set_memory(rings, &parts, fds)?,
             Wanted::SetVringNum { vring, count } => {
-                if count == 0 || count > LARGEST || !count.is_power_of_two() {
+                if count == 0 || count > LARGEST {
                     return refused("a ring of that size cannot be");
                 }
                 self.vring(rings, vring)?.count = count as u16;
             }
             Wanted::SetVringAddr { vring, address } => self.vring(rings, vring)?.address = Some(address),
-            Wanted::SetVringBase { vring, base } => {
-                self.vring(rings, vring)?.base =
-                    u16::try_from(base).map_err(|_| Refused("a packed ring was not offered".to_owned()))?;
-            }
+            Wanted::SetVringBase { vring, base } => self.vring(rings, vring)?.base = base,
             Wanted::GetVringBase { vring } => {
                 let ring = self.vring(rings, vring)?;
                 // It is stopped until it gets another one.
                 ring.kick = None;
-                let answer = [vring, ring.base.into()].map(u32::to_ne_bytes).concat();
+                let answer = [vring, ring.base].map(u32::to_ne_bytes).concat();
                 return Ok(Some((answer, None)));
             }
             Wanted::SetVringKick { vring, fd } => {
@@ -302,7 +306,7 @@ impl Session {
         if usize::from(asked.queues) > self.vrings.len() || count > LARGEST {
             return refused("there are no such rings to be noted");
         }
-        let place = inflight::place_of(asked.queues, asked.descriptors);
+        let place = inflight::place_of(self.layout(), asked.queues, asked.descriptors);
         let Some(place) = place else { return refused("there are no such rings to be noted") };
         let make = || {
             let file = memfd_create("becket-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -321,7 +325,7 @@ impl Session {
         fds: Vec<OwnedFd>,
     ) -> Result<(), Refused> {
         let file = fds.into_iter().next().ok_or_else(|| Refused("no file came along".to_owned()))?;
-        let wanted = inflight::place_of(place.queues, place.descriptors);
+        let wanted = inflight::place_of(self.layout(), place.queues, place.descriptors);
         if wanted.is_none_or(|wanted| wanted.size > place.size) || u32::from(place.descriptors) > LARGEST {
             return refused("the region for notes is too small");
         }

@@ -7,68 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use becket_engine::{Area, GuestMemory, GuestRange};
+use becket_engine::{Area, GuestMemory};
 
-use super::inflight::Inflight;
+use super::chain::{Broken, Chain, DESCRIPTOR, Descriptor, INDIRECT, NEXT};
 use super::message::VringAddress;
+use super::split_notes::Notes;
 
-/// Most descriptors of a ring.
-pub(super) const LARGEST: u32 = 1024;
-
-const DESCRIPTOR: usize = 16;
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
 const NO_INTERRUPT: u16 = 1;
-
-/// The driver has broken the ring's rules: nothing that it says can be relied upon any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Broken(pub(super) &'static str);
-
-/// The memory of a request, in the order of its chain. It is as large as a request may be and does not grow.
-#[derive(Debug)]
-pub(super) struct Chain {
-    pub(super) head: u16,
-    /// What the device reads.
-    pub(super) readable: Vec<GuestRange>,
-    /// What it writes.
-    pub(super) writable: Vec<GuestRange>,
-}
-
-impl Chain {
-    /// For requests of at most so many ranges of each kind.
-    pub(super) fn with_room(ranges: usize) -> Chain {
-        Chain { head: 0, readable: Vec::with_capacity(ranges), writable: Vec::with_capacity(ranges) }
-    }
-
-    fn add(&mut self, descriptor: Descriptor) -> Result<(), Broken> {
-        let list = match descriptor.flags & WRITE {
-            0 if !self.writable.is_empty() => return Err(Broken("a readable range behind a writable one")),
-            0 => &mut self.readable,
-            _ => &mut self.writable,
-        };
-        if list.len() == list.capacity() {
-            return Err(Broken("a request has too many ranges"));
-        }
-        list.push(GuestRange { address: descriptor.address, len: descriptor.len });
-        Ok(())
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Descriptor {
-    address: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
-}
-
-impl Descriptor {
-    fn of(address: u64, rest: u64) -> Descriptor {
-        Descriptor { address, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
-    }
-}
 
 /// One ring.
 #[derive(Debug)]
@@ -85,24 +30,26 @@ pub(super) struct Split {
     /// As the driver sees it.
     published: u16,
     batch: Vec<u16>,
-    inflight: Option<Inflight>,
+    notes: Option<Notes>,
     /// Heads that the last back-end had taken, the first of them last.
     again: Vec<u16>,
 }
 
 impl Split {
-    /// A ring of `count` descriptors, a power of two, whose next available request is the one of index
-    /// `base`; with `events` by `VIRTIO_F_EVENT_IDX`. What is noted in `inflight` comes first.
+    /// A ring of `count` descriptors, whose next available request is the one of index `base`; with `events` by `VIRTIO_F_EVENT_IDX`. What is noted comes first.
     ///
     /// # Errors
-    /// Its tables are not in the memory.
+    /// Its tables are not in the memory, or `count` is not a power of two.
     pub(super) fn new(
         memory: Arc<GuestMemory>,
         (count, address): (u16, &VringAddress),
         base: u16,
         events: bool,
-        inflight: Option<Area>,
+        notes: Option<Area>,
     ) -> Result<Split, Broken> {
+        if !count.is_power_of_two() {
+            return Err(Broken("the size of a split ring is not a power of two"));
+        }
         let outside = Broken("a table of a ring is not in the memory, or not aligned");
         let entries = usize::from(count);
         let area = |at: u64, len: usize, align: usize| memory.area(at, len, align, false).ok_or(outside);
@@ -120,13 +67,13 @@ impl Split {
             given,
             published: given,
             batch: Vec::with_capacity(entries),
-            inflight: None,
+            notes: None,
             again: Vec::new(),
             memory,
         };
-        if let Some(area) = inflight {
-            let (inflight, heads) = Inflight::open(area, count, given);
-            split.inflight = Some(inflight);
+        if let Some(area) = notes {
+            let (notes, heads) = Notes::open(area, count, given);
+            split.notes = Some(notes);
             if let Some(mut heads) = heads {
                 // The front-end of a back-end that died does not know what was taken.
                 split.taken = given.wrapping_add(heads.len() as u16);
@@ -144,8 +91,7 @@ impl Split {
 
     /// Takes the next request; `false` when there is none.
     pub(super) fn take(&mut self, chain: &mut Chain) -> Result<bool, Broken> {
-        chain.readable.clear();
-        chain.writable.clear();
+        chain.clear();
         let again = self.again.pop();
         let head = match again {
             Some(head) => head,
@@ -167,8 +113,8 @@ impl Split {
         self.walk(chain)?;
         if again.is_none() {
             self.taken = self.taken.wrapping_add(1);
-            if let Some(inflight) = &mut self.inflight {
-                inflight.took(head);
+            if let Some(notes) = &mut self.notes {
+                notes.took(head);
             }
         }
         Ok(true)
@@ -178,19 +124,18 @@ impl Split {
         let mut next = chain.head;
         for _ in 0..self.count {
             let at = usize::from(next) * DESCRIPTOR;
-            let descriptor =
-                Descriptor::of(self.descriptors.u64(at, Relaxed), self.descriptors.u64(at + 8, Relaxed));
+            let descriptor = Descriptor::of_split(
+                self.descriptors.u64(at, Relaxed),
+                self.descriptors.u64(at + 8, Relaxed),
+            );
             if descriptor.flags & INDIRECT != 0 {
-                if descriptor.flags & NEXT != 0 {
-                    return Err(Broken("a table of descriptors has a successor"));
-                }
                 return self.walk_table(chain, &descriptor);
             }
             chain.add(descriptor)?;
             if descriptor.flags & NEXT == 0 {
                 return Ok(());
             }
-            next = descriptor.next;
+            next = descriptor.word;
             if next >= self.count {
                 return Err(Broken("a descriptor's number is beyond the ring"));
             }
@@ -199,20 +144,12 @@ impl Split {
     }
 
     fn walk_table(&self, chain: &mut Chain, table: &Descriptor) -> Result<(), Broken> {
-        let entries = table.len / DESCRIPTOR as u32;
-        if entries == 0 || !table.len.is_multiple_of(DESCRIPTOR as u32) {
-            return Err(Broken("a table of descriptors has no whole number of them"));
-        }
+        let entries = table.entries()?;
         let mut next = 0;
         // No request has more ranges than a chain takes, so this ends before the table does.
         for _ in 0..entries {
-            let mut bytes = [0; DESCRIPTOR];
-            let place = table.address.checked_add(u64::from(next) * DESCRIPTOR as u64);
-            if !place.is_some_and(|place| self.memory.read(place, &mut bytes)) {
-                return Err(Broken("a table of descriptors is not in the memory"));
-            }
-            let word = u128::from_le_bytes(bytes);
-            let descriptor = Descriptor::of(word as u64, (word >> 64) as u64);
+            let (address, rest) = table.read_entry(&self.memory, next)?;
+            let descriptor = Descriptor::of_split(address, rest);
             if descriptor.flags & INDIRECT != 0 {
                 return Err(Broken("a table of descriptors in another one"));
             }
@@ -220,7 +157,7 @@ impl Split {
             if descriptor.flags & NEXT == 0 {
                 return Ok(());
             }
-            next = descriptor.next.into();
+            next = descriptor.word.into();
             if next >= entries {
                 return Err(Broken("a descriptor's number is beyond its table"));
             }
@@ -235,8 +172,8 @@ impl Split {
         self.used.set_u32(at, head.into(), Relaxed);
         self.used.set_u32(at + 4, written, Relaxed);
         self.given = self.given.wrapping_add(1);
-        if let Some(inflight) = &self.inflight {
-            inflight.gives_back(head);
+        if let Some(notes) = &self.notes {
+            notes.gives_back(head);
             self.batch.push(head);
         }
     }
@@ -249,8 +186,8 @@ impl Split {
         }
         self.used.set_u16(2, new, Release);
         self.published = new;
-        if let Some(inflight) = &self.inflight {
-            inflight.gave_back(&self.batch, new);
+        if let Some(notes) = &self.notes {
+            notes.gave_back(&self.batch, new);
             self.batch.clear();
         }
         // The driver writes what it wants to hear and then looks whether there is something.

@@ -13,6 +13,7 @@ mod circles;
 mod columns;
 #[cfg(test)]
 mod dependencies;
+mod disks;
 mod exec;
 mod fuzz;
 #[cfg(test)]
@@ -53,6 +54,8 @@ enum Task {
     Versions(versions::Args),
     /// Start a machine with systemd whose file systems lie on becket's devices
     Boot(boot::Args),
+    /// Start a machine whose disks becket serves over vhost-user, and kill their workers
+    Disks(disks::Args),
     /// util-linux's own tests of losetup, with the system's and with becket's
     LosetupSuite(suite::Args),
     /// Feed becket's readers with what libFuzzer thinks of
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Task::Soak(args) => campaign::soak(&args),
         Task::Versions(args) => versions::run(&args),
         Task::Boot(args) => boot::run(&args),
+        Task::Disks(args) => disks::run(&args),
         Task::LosetupSuite(args) => suite::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Sanitize(args) => sanitize::run(&args),

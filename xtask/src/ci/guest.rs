@@ -13,7 +13,7 @@ use super::case::{Case, Finished, Outcome};
 use super::steps::{Load, Step};
 use super::{host, libtest};
 use crate::vm::{Machine, Place, Series, quoted};
-use crate::{boot, exec};
+use crate::{boot, disks, exec};
 
 /// Where the binaries go in the guest.
 const BIN: &str = "/usr/local/bin";
@@ -67,6 +67,11 @@ pub(crate) fn run(
             [InGuest { series, load: Load::Boot { images }, name }] => {
                 let machine = boot::machine(*series, *images, &binaries.becket, work.path())?;
                 let code = boot::boot(&machine, &mut |bytes| transcript.feed(bytes))?;
+                transcript.end(name, code, "");
+                Ok(0)
+            }
+            [InGuest { series, load: Load::Disks, name }] => {
+                let code = disks::boot(*series, &binaries.becket, &mut |bytes| transcript.feed(bytes))?;
                 transcript.end(name, code, "");
                 Ok(0)
             }
@@ -192,6 +197,7 @@ impl InGuest {
             Load::Tests => "ublk".to_owned(),
             Load::Users => "users".to_owned(),
             Load::Boot { .. } => "systemd".to_owned(),
+            Load::Disks => "vhost-user".to_owned(),
         };
         format!("{} {words}", self.series)
     }
@@ -249,7 +255,7 @@ impl InGuest {
                 format!("({})\necho \"{MARK}{name} $?\"\n", boot::users())
             }
             // Its machine brings its own.
-            Load::Boot { .. } => String::new(),
+            Load::Boot { .. } | Load::Disks => String::new(),
         }
     }
 }

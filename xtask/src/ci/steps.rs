@@ -45,6 +45,8 @@ pub(super) enum Load {
     Users,
     /// A start of the machine with systemd and so many images in /etc/beckettab.
     Boot { images: u32 },
+    /// Disks that becket serves over vhost-user from this machine.
+    Disks,
 }
 
 const fn guest(series: Series, load: Load) -> Step {
@@ -56,7 +58,7 @@ const fn suite(series: Series, via: &'static str, mode: Option<&'static str>) ->
 }
 
 /// All steps, in their order: what is quick and likely to fail first; of the guests, what takes longest.
-pub(super) const STEPS: [(&str, Step); 20] = [
+pub(super) const STEPS: [(&str, Step); 21] = [
     ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
     ("doc", Step::Cargo(&DOC)),
@@ -77,6 +79,7 @@ pub(super) const STEPS: [(&str, Step); 20] = [
     ("guest-6.12", suite(Series::V6_12, "ublk", Some("copy"))),
     ("guest-6.12-users", guest(Series::V6_12, Load::Users)),
     ("guest-6.1", suite(Series::V6_1, "loop", None)),
+    ("guest-6.1-disks", guest(Series::V6_1, Load::Disks)),
 ];
 
 /// With `--examples` cargo chooses the features that the tests have: no dependency is checked twice.
@@ -116,7 +119,7 @@ mod tests {
             let only: Vec<String> = only.iter().map(|&word| word.to_owned()).collect();
             choose(&only).unwrap().into_iter().map(|(name, _)| name).collect()
         };
-        assert_eq!(names(&["guest-6.1"]), ["guest-6.1"]);
+        assert_eq!(names(&["guest-6.1"]), ["guest-6.1", "guest-6.1-disks"]);
         let all: Vec<_> =
             STEPS.iter().map(|(name, _)| *name).filter(|name| name.starts_with("guest-7.x-")).collect();
         assert_eq!(names(&["guest-7.x"]), all);

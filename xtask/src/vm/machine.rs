@@ -79,6 +79,8 @@ pub(crate) struct Machine {
     pub(crate) verbose: bool,
     pub(crate) files: Vec<Place>,
     pub(crate) outs: Vec<Place>,
+    /// Disks that others serve over vhost-user: the socket, and properties of QEMU's device.
+    pub(crate) served: Vec<(PathBuf, String)>,
 }
 
 impl Machine {
@@ -97,6 +99,7 @@ impl Machine {
             verbose: false,
             files: Vec::new(),
             outs: Vec::new(),
+            served: Vec::new(),
         }
     }
 
@@ -130,6 +133,7 @@ impl Machine {
                 (&kernel.modules(), "modules", false),
                 (&at("scratch"), "scratch", true),
             ],
+            served: &self.served,
         };
         let mut qemu = Qemu::start(&hardware, &events)?;
         drop(events);

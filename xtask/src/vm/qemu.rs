@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -54,6 +54,8 @@ pub(crate) struct Hardware<'a> {
     pub(crate) initramfs: &'a Path,
     /// Path, serial number, whether the guest may write.
     pub(crate) disks: [(&'a Path, &'a str, bool); 4],
+    /// Disks that others serve over vhost-user: the socket, and properties of the device.
+    pub(crate) served: &'a [(PathBuf, String)],
 }
 
 /// A running QEMU.
@@ -92,6 +94,17 @@ impl Qemu {
                 .arg("-drive")
                 .arg(format!("if=none,format=raw,id={serial},file={path},readonly={readonly}"));
             command.arg("-device").arg(format!("virtio-blk-pci,drive={serial},serial={serial}"));
+        }
+        if !machine.served.is_empty() {
+            let memory = format!("memory-backend-memfd,id=memory,size={}M,share=on", machine.memory_mib);
+            command.args(["-object", &memory, "-machine", "memory-backend=memory"]);
+        }
+        for (index, (socket, properties)) in machine.served.iter().enumerate() {
+            let socket = socket.display().to_string().replace(',', ",,");
+            command.arg("-chardev").arg(format!("socket,id=served{index},path={socket}"));
+            command
+                .arg("-device")
+                .arg(format!("vhost-user-blk-pci,chardev=served{index}{properties}"));
         }
         command.args(["-device", "virtio-serial-pci"]);
         let listeners =

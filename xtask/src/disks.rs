@@ -1,5 +1,5 @@
-//! `cargo xtask disks`: a machine whose disks becket serves over vhost-user, with split and with packed rings.
-//! Their workers are killed while it writes to them; it must notice nothing, and its hypervisor neither.
+//! `cargo xtask disks`: a machine whose disks becket serves over vhost-user, with split and with packed
+//! rings. Their workers are killed while it writes to them; neither it nor its hypervisor may notice.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,7 +80,14 @@ impl Exports {
             std::fs::File::create(&image)?.set_len(256 << 20)?;
             let address = format!("unix:{}", exports.at(&format!("{name}.sock")).display());
             let mut command = exports.becket();
-            command.arg("export").arg(&image).args(["--vhost-user", &address, "--queues", "2", "--name", name]);
+            command.arg("export").arg(&image).args([
+                "--vhost-user",
+                &address,
+                "--queues",
+                "2",
+                "--name",
+                name,
+            ]);
             exec::quietly(&mut command)?;
         }
         Ok(exports)

@@ -1,6 +1,6 @@
-//! A virtio block driver with split or packed rings that speaks vhost-user as the front-end: the virtual machine and
-//! its hypervisor in one process, for tests and benchmarks. It keeps to the rules unless a test writes into
-//! its memory; it never looks at what a back-end does besides.
+//! A virtio block driver with split or packed rings that speaks vhost-user as the front-end: the virtual
+//! machine and its hypervisor in one process, for tests and benchmarks. It keeps to the rules unless a test
+//! writes into its memory; it never looks at what a back-end does besides.
 //!
 //! Sources: Virtual I/O Device (VIRTIO) Version 1.3; QEMU, docs/interop/vhost-user.rst.
 #![forbid(unsafe_code)]

@@ -102,9 +102,7 @@ impl Qemu {
         for (index, (socket, properties)) in machine.served.iter().enumerate() {
             let socket = socket.display().to_string().replace(',', ",,");
             command.arg("-chardev").arg(format!("socket,id=served{index},path={socket}"));
-            command
-                .arg("-device")
-                .arg(format!("vhost-user-blk-pci,chardev=served{index}{properties}"));
+            command.arg("-device").arg(format!("vhost-user-blk-pci,chardev=served{index}{properties}"));
         }
         command.args(["-device", "virtio-serial-pci"]);
         let listeners =

@@ -13,7 +13,7 @@
 //! | `request` | what a chain of descriptors asks of a block device |
 //! | `ring` | a ring of either layout |
 //! | `split`, `packed` | the two layouts |
-//! | `chain` | what a driver's descriptors say |
+//! | `chain`, `place` | what a driver's descriptors say, and places in a packed ring |
 //! | `inflight` | where requests under way are noted, for the next back-end |
 //! | `split_notes`, `packed_notes` | what is noted |
 //! | `config` | features and configuration space |
@@ -34,6 +34,7 @@ mod inflight;
 mod message;
 mod packed;
 mod packed_notes;
+mod place;
 mod port;
 mod request;
 mod ring;

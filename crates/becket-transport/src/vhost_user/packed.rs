@@ -13,53 +13,16 @@ use becket_engine::{Area, GuestMemory};
 use super::chain::{Broken, Chain, DESCRIPTOR, Descriptor, INDIRECT, NEXT, WRITE};
 use super::message::VringAddress;
 use super::packed_notes::{Notes, Saved};
+use super::place::{AVAILABLE, FLAGS_AT, Place, USED};
 
-/// Flags of a descriptor: the wrap counters of who made it available, and of who has used it.
-const AVAILABLE: u16 = 1 << 7;
-const USED: u16 = 1 << 15;
 /// Where a descriptor's words are.
 const REST_AT: usize = 8;
 const ID_AT: usize = 12;
-const FLAGS_AT: usize = 14;
 /// Events: a place in the ring, then when the other side is to be notified.
 const EVENT: usize = 4;
 const WHEN_AT: usize = 2;
 const NEVER: u16 = 1;
 const AT_PLACE: u16 = 2;
-
-/// A place in a ring: the index of a descriptor, and above it the wrap counter, as events and the protocol
-/// have it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(pub(super) u16);
-
-impl Place {
-    const WRAP: u16 = 1 << 15;
-
-    pub(super) fn index(self) -> u16 {
-        self.0 & !Place::WRAP
-    }
-
-    fn wraps(self) -> bool {
-        self.0 & Place::WRAP != 0
-    }
-
-    /// So many descriptors further, at most `count`, in a ring of that size.
-    pub(super) fn on(self, by: u16, count: u16) -> Place {
-        let index = self.index() + by;
-        if index < count { Place(self.0 + by) } else { Place((index - count) | (!self.0 & Place::WRAP)) }
-    }
-
-    /// Whether the descriptor at this place, with such flags, is made available.
-    fn is_available(self, flags: u16) -> bool {
-        (flags & AVAILABLE != 0) == self.wraps() && (flags & USED != 0) != self.wraps()
-    }
-
-    /// Whether the device has used the descriptor at this place, of which it was available before.
-    pub(super) fn is_used(self, descriptors: &Area) -> bool {
-        let flags = descriptors.u16(DESCRIPTOR * usize::from(self.index()) + FLAGS_AT, Acquire);
-        (flags & USED != 0) == self.wraps()
-    }
-}
 
 /// One ring.
 #[derive(Debug)]

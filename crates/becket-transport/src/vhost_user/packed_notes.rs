@@ -12,7 +12,7 @@ use std::sync::atomic::compiler_fence;
 use becket_engine::Area;
 
 use super::chain::Broken;
-use super::packed::Place;
+use super::place::Place;
 
 /// What the region begins with: version, number of descriptors, then in one word which request is being
 /// given back and where.

@@ -113,12 +113,10 @@ fn a_request_ends_once_whenever_its_back_end_dies() {
         for _ in 0..300 {
             match random.random_range(0..10) {
                 0..3 => driver.post(random.random_range(1..=3)),
-                3..6 => {
-                    if ring.take(&mut chain).unwrap() {
-                        driver.check(&chain);
-                        assert!(!taken.contains(&chain.head));
-                        taken.push(chain.head);
-                    }
+                3..6 if ring.take(&mut chain).unwrap() => {
+                    driver.check(&chain);
+                    assert!(!taken.contains(&chain.head));
+                    taken.push(chain.head);
                 }
                 6..8 if !taken.is_empty() => {
                     ring.give(taken.swap_remove(random.random_range(0..taken.len())), 1);

@@ -36,7 +36,8 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// A ring of `count` descriptors, whose next available request is the one of index `base`; with `events` by `VIRTIO_F_EVENT_IDX`. What is noted comes first.
+    /// A ring of `count` descriptors, whose next available request is the one of index `base`; with `events`
+    /// by `VIRTIO_F_EVENT_IDX`. What is noted comes first.
     ///
     /// # Errors
     /// Its tables are not in the memory, or `count` is not a power of two.

@@ -4,10 +4,12 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use becket_image::link::helper::{Greeting, PROTOCOL};
 use becket_image::link::rbd::Rbd;
 use becket_uapi::handover::inherited_fd;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::cluster::{self, Refusal};
 use crate::library::Image;
@@ -30,15 +32,17 @@ pub(crate) fn refuse_version(other: &str) {
 /// Serves the connection at standard input.
 pub(crate) fn main(name: &str, writes: bool) -> Result<(), String> {
     let stream = UnixStream::from(socket()?);
+    let is_open = ends_with(&stream).map_err(|error| error.to_string())?;
     let opened = Rbd::parse(name).map_err(Refusal::new).and_then(|rbd| {
         if writes && rbd.snapshot.is_none() {
             tried(rbd.clone())?;
         }
         let read_only = rbd.snapshot.is_some();
-        let image = cluster::prepare(rbd)?.open(true)?;
+        let image = cluster::prepare(rbd)?.connect()?.open(true)?;
         let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
         Ok((image, size, read_only))
     });
+    is_open.store(true, Ordering::Release);
     let (image, size, read_only) = match opened {
         Ok(opened) => opened,
         Err(Refusal { why, hint, errno, .. }) => {
@@ -54,9 +58,28 @@ pub(crate) fn main(name: &str, writes: bool) -> Result<(), String> {
     Ok(())
 }
 
+/// Ends this process if nobody waits for it any more before it says that the image is open: the libraries
+/// wait for a cluster that does not answer for ever.
+fn ends_with(stream: &UnixStream) -> std::io::Result<Arc<AtomicBool>> {
+    let (stream, is_open) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
+    let opened = Arc::clone(&is_open);
+    std::thread::spawn(move || {
+        let hangs_up =
+            |flags: PollFlags| flags.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR);
+        let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
+        while poll(&mut fds, None).is_err() || !hangs_up(fds[0].revents()) {}
+        if !opened.load(Ordering::Acquire) {
+            std::process::exit(1);
+        }
+    });
+    Ok(is_open)
+}
+
 /// Whether the image could be written: its lock is free, and the user may take it.
 fn tried(rbd: Rbd) -> Result<(), Refusal> {
-    let image: Image = cluster::prepare(rbd)?.open(false)?;
+    let cluster = cluster::prepare(rbd)?.connect()?;
+    cluster.has_room()?;
+    let image: Image = cluster.open(false)?;
     lock::take(&image, false, &[]).map_err(|no| match no {
         NoLock::Not(refusal) => refusal,
         NoLock::Lost(why) => Refusal::new(why),

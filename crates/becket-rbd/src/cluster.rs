@@ -84,6 +84,26 @@ pub(crate) fn prepare(rbd: Rbd) -> Result<Prepared, Refusal> {
     Ok(Prepared { rbd, cluster })
 }
 
+/// Which pool of the cluster is full, so that its writes wait: this one, or another one that has its data.
+pub(crate) fn full_pool(cluster: &Cluster, pool: &str) -> Option<String> {
+    let said = cluster.ask(r#"{"prefix":"osd pool ls","detail":"detail","format":"json"}"#).ok()?;
+    full_of(&said, pool)
+}
+
+fn full_of(said: &[u8], pool: &str) -> Option<String> {
+    let pools: Vec<PoolFlags> = serde_json::from_slice(said).ok()?;
+    let is_full = |one: &&PoolFlags| one.flags_names.split(',').any(|flag| flag == "full");
+    let full: Vec<_> = pools.iter().filter(is_full).map(|one| &one.pool_name).collect();
+    full.iter().find(|name| **name == pool).or(full.first()).map(|name| (*name).clone())
+}
+
+/// What a monitor says of a pool.
+#[derive(serde::Deserialize)]
+struct PoolFlags {
+    pool_name: String,
+    flags_names: String,
+}
+
 /// The user's key in the first of the key rings that the configuration names.
 fn key_of(cluster: &Cluster, user: &str) -> Option<String> {
     let rings = cluster.get("keyring").ok()?;
@@ -103,9 +123,15 @@ fn explained<T>(outcome: Result<T, Errno>, why: impl Fn(Errno) -> Refusal) -> Re
     outcome.map_err(|errno| why(errno).errno(errno))
 }
 
+/// A cluster that has answered.
+pub(crate) struct Connected {
+    rbd: Rbd,
+    cluster: Arc<Cluster>,
+}
+
 impl Prepared {
-    /// Connects and opens the image.
-    pub(crate) fn open(self, read_only: bool) -> Result<Image, Refusal> {
+    /// Connects.
+    pub(crate) fn connect(self) -> Result<Connected, Refusal> {
         let Prepared { rbd, cluster } = self;
         let user = rbd.id.as_deref().unwrap_or("admin");
         explained(cluster.connect(), |errno| match errno {
@@ -121,7 +147,24 @@ impl Prepared {
                 .hint("put it in /etc/ceph/ceph.client.USER.keyring, or name another user: --ceph-id USER"),
             other => Refusal::new(format!("the cluster cannot be connected to: {}", said(other))),
         })?;
-        let cluster = Arc::new(cluster);
+        Ok(Connected { rbd, cluster: Arc::new(cluster) })
+    }
+}
+
+impl Connected {
+    /// Whether there is room for what is written. Opening an image to write it waits until there is.
+    pub(crate) fn has_room(&self) -> Result<(), Refusal> {
+        full_pool(&self.cluster, &self.rbd.pool).map_or(Ok(()), |pool| {
+            Err(Refusal::new(format!("the pool {pool:?} is full"))
+                .hint("attach with --read-only, or make room: see `ceph health detail`")
+                .errno(libc::ENOSPC))
+        })
+    }
+
+    /// Opens the image.
+    pub(crate) fn open(self, read_only: bool) -> Result<Image, Refusal> {
+        let Connected { rbd, cluster } = self;
+        let user = rbd.id.as_deref().unwrap_or("admin");
         let pool = cluster.pool(&rbd.pool, rbd.namespace.as_deref());
         let pool = explained(pool, |errno| match errno {
             libc::ENOENT => Refusal::new(format!("the cluster has no pool named {:?}", rbd.pool))
@@ -156,5 +199,24 @@ impl Prepared {
                 other => Refusal::new(format!("{place}/{name} cannot be opened: {}", said(other))),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_pool_is_found_among_others() {
+        let pool = |name: &str, flags: &str| {
+            format!(r#"{{"pool_id":1,"pool_name":"{name}","flags":8193,"flags_names":"{flags}","size":1}}"#)
+        };
+        let of = |pools: &[String]| full_of(format!("\n[{}]", pools.join(",")).as_bytes(), "b");
+        let free = pool("a", "hashpspool,nearfull,backfillfull");
+        let (other, ours) = (pool("c", "full,hashpspool"), pool("b", "hashpspool,full"));
+        assert_eq!(of(std::slice::from_ref(&free)), None);
+        assert_eq!(of(&[free.clone(), other.clone()]).as_deref(), Some("c"));
+        assert_eq!(of(&[other, free, ours]).as_deref(), Some("b"));
+        assert_eq!(full_of(b"no JSON", "b"), None);
     }
 }

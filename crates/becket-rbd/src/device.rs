@@ -17,7 +17,7 @@ use becket_image::link::rbd::Rbd;
 use crate::cluster::{self, Prepared, Refusal};
 use crate::library::Image;
 use crate::lock::{self, NoLock};
-use crate::serve::{self, Connection, Progress};
+use crate::serve::{self, Connection, Count, Progress};
 
 /// How long a cluster is waited for until that is reported.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -125,7 +125,8 @@ impl Device {
 
 /// Connects, opens the image, and takes its lock.
 fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
-    let image = prepared.and_then(|prepared| prepared.open(!task.writes)).map_err(NotOpen::Refused)?;
+    let image =
+        prepared.and_then(|prepared| prepared.connect()?.open(!task.writes)).map_err(NotOpen::Refused)?;
     let failed = |errno| NotOpen::Refused(Refusal::new(cluster::said(errno)));
     if task.writes {
         let address = image.cluster().address().map_err(failed)?;
@@ -144,22 +145,24 @@ fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
 /// Two threads that look after an open image: one says when the cluster does not answer, the other one when
 /// the lock is gone. The second may have to wait for the cluster itself.
 fn watch(open: &Open, task: &Task, line: &Line) {
-    let (progress, said) = (Arc::clone(&open.progress), line.clone());
+    let (progress, image, said) = (Arc::clone(&open.progress), Arc::downgrade(&open.image), line.clone());
+    let pool = Rbd::parse(&task.uri).map(|rbd| rbd.pool).unwrap_or_default();
     std::thread::spawn(move || {
+        let (mut reads, mut writes) = (Silence::new(), Silence::new());
         let mut away = false;
-        let (mut last, mut since) = (0, Instant::now());
         loop {
             std::thread::sleep(LOOK);
-            let finished = progress.finished.load(Ordering::Relaxed);
-            let idle = progress.begun.load(Ordering::Relaxed) == finished;
-            if idle || finished != last {
-                (last, since) = (finished, Instant::now());
+            let (no_read, no_write) = (reads.is_long(&progress.reads), writes.is_long(&progress.writes));
+            if !no_read && !no_write {
                 if std::mem::take(&mut away) {
                     said.tell(News::Here);
                 }
-            } else if !away && since.elapsed() >= SILENCE {
-                away = true;
+            } else if !std::mem::replace(&mut away, true) {
                 said.tell(News::Away("the cluster does not answer".to_owned()));
+                let full = image.upgrade().filter(|_| !no_read);
+                if let Some(pool) = full.and_then(|image| cluster::full_pool(image.cluster(), &pool)) {
+                    said.tell(News::Away(format!("its pool {pool:?} is full: writes wait until it is not")));
+                }
             }
         }
     });
@@ -184,6 +187,27 @@ fn watch(open: &Open, task: &Task, line: &Line) {
             }
         }
     });
+}
+
+/// How long requests of a kind were under way of which none has finished.
+struct Silence {
+    finished: Option<u64>,
+    since: Instant,
+}
+
+impl Silence {
+    fn new() -> Silence {
+        Silence { finished: None, since: Instant::now() }
+    }
+
+    /// Whether that is longer than [`SILENCE`].
+    fn is_long(&mut self, count: &Count) -> bool {
+        let finished = count.finished();
+        if finished.is_none() || finished != self.finished {
+            *self = Silence { finished, since: Instant::now() };
+        }
+        self.since.elapsed() >= SILENCE
+    }
 }
 
 impl Maker for Device {

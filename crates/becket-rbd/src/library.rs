@@ -53,6 +53,10 @@ functions! {
     rados: rados_shutdown(Handle);
     rados: rados_getaddrs(Handle, *mut *mut c_char) -> c_int;
     rados: rados_buffer_free(*mut c_char);
+    rados: rados_mon_command(
+        Handle, *mut *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize,
+        *mut *mut c_char, *mut usize
+    ) -> c_int;
     rados: rados_ioctx_create(Handle, *const c_char, *mut Handle) -> c_int;
     rados: rados_ioctx_set_namespace(Handle, *const c_char);
     rados: rados_ioctx_destroy(Handle);
@@ -197,6 +201,34 @@ impl Cluster {
             let address = CStr::from_ptr(found).to_string_lossy().into_owned();
             (self.library.0.rados_buffer_free)(found);
             Ok(address)
+        }
+    }
+
+    /// What a monitor answers to a command. It may wait as long as `rados_mon_op_timeout` says.
+    pub(crate) fn ask(&self, command: &str) -> Result<Vec<u8>, Errno> {
+        let command = text(command)?;
+        let mut commands = [command.as_ptr()];
+        let (mut answer, mut len): (*mut c_char, usize) = (null_mut(), 0);
+        // SAFETY: a handle of ours, a string, no input, and places for an answer, which is copied and freed
+        // by the library; what the monitor says beside it is not asked for.
+        unsafe {
+            said((self.library.0.rados_mon_command)(
+                self.handle,
+                commands.as_mut_ptr(),
+                commands.len(),
+                null(),
+                0,
+                &raw mut answer,
+                &raw mut len,
+                null_mut(),
+                null_mut(),
+            ))?;
+            if answer.is_null() {
+                return Ok(Vec::new());
+            }
+            let bytes = std::slice::from_raw_parts(answer.cast::<u8>(), len).to_vec();
+            (self.library.0.rados_buffer_free)(answer);
+            Ok(bytes)
         }
     }
 

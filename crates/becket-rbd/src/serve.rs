@@ -32,11 +32,28 @@ pub(crate) const ALLOCATION: u32 = 1;
 /// The most ranges of one answer to what is allocated.
 const RANGES: usize = 4096;
 
+/// Requests that librbd was given, and those that it has finished.
+#[derive(Debug, Default)]
+pub(crate) struct Count {
+    begun: AtomicU64,
+    finished: AtomicU64,
+}
+
+impl Count {
+    /// How many are finished; `None` when all are.
+    pub(crate) fn finished(&self) -> Option<u64> {
+        let finished = self.finished.load(Ordering::Relaxed);
+        (self.begun.load(Ordering::Relaxed) != finished).then_some(finished)
+    }
+}
+
 /// What is counted over all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    pub(crate) begun: AtomicU64,
-    pub(crate) finished: AtomicU64,
+    /// Reads.
+    pub(crate) reads: Count,
+    /// Everything else: a cluster that is full still answers reads.
+    pub(crate) writes: Count,
     /// The cluster has told that it accepts nothing of this client any more.
     pub(crate) fenced: AtomicBool,
     /// How long the image is now, in bytes.
@@ -47,6 +64,10 @@ impl Progress {
     /// Nothing yet, of an image of so many bytes.
     pub(crate) fn of(size: u64) -> Arc<Progress> {
         Arc::new(Progress { size: size.into(), ..Progress::default() })
+    }
+
+    fn of_kind(&self, reads: bool) -> &Count {
+        if reads { &self.reads } else { &self.writes }
     }
 }
 
@@ -203,11 +224,11 @@ impl Connection {
             nbd::CMD_BLOCK_STATUS => return self.status(cookie, offset, len, weight),
             _ => return refused(libc::EINVAL),
         };
-        self.progress.begun.fetch_add(1, Ordering::Relaxed);
-        let own = Arc::clone(self);
         let reads = command == nbd::CMD_READ;
+        self.progress.of_kind(reads).begun.fetch_add(1, Ordering::Relaxed);
+        let own = Arc::clone(self);
         let finish = move |result: isize, data: Vec<u8>| {
-            own.progress.finished.fetch_add(1, Ordering::Relaxed);
+            own.progress.of_kind(reads).finished.fetch_add(1, Ordering::Relaxed);
             let errno = own.judge(result, data.len(), reads);
             let data = if reads && errno == 0 { data } else { Vec::new() };
             own.answer(simple(cookie, errno, data, weight));

@@ -239,6 +239,71 @@ fn fuse_the_image_of_a_host_that_died_is_taken_over() {
     other.ok(["detach", "--all"]);
 }
 
+/// Writes wait, reads do not, and the list says why.
+#[test]
+fn fuse_writes_wait_while_a_pool_is_full() {
+    let name = "rbd_life::fuse_writes_wait_while_a_pool_is_full";
+    if !require_fuse(name) || !require_cluster(name) {
+        return;
+    }
+    // Its own: the others write meanwhile.
+    let cluster = Cluster::start("memstore");
+    let place = scratch();
+    for image in ["rbd/full", "rbd/other"] {
+        cluster.rbd(&["create", "--size", "8M", image]);
+    }
+    let disk = open(&attach(&cluster, &place, &["--name", "full", "rbd:rbd/full"]));
+    for block in 0..16 {
+        disk.write_all_at(&Block::of(block).0, block * 4096).unwrap();
+    }
+    let becomes_full = |is_full: bool| {
+        let ratio = if is_full { "0.000001" } else { "0.9" };
+        for which in ["set-nearfull-ratio", "set-backfillfull-ratio", "set-full-ratio"] {
+            cluster.ceph(&["osd", which, ratio]);
+        }
+        let said = || cluster.ceph(&["osd", "pool", "ls", "detail"]).contains(",full");
+        assert!(wait_until(Duration::from_secs(30), || said() == is_full));
+    };
+    becomes_full(true);
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_all_at(&Block::of(100).0, 0));
+        let reads = scope.spawn(|| {
+            let mut reads = 0;
+            while !ends.load(Ordering::Relaxed) {
+                let mut found = Block::of(0);
+                disk.read_exact_at(&mut found.0, 15 * 4096).unwrap();
+                assert!(found.0 == Block::of(15).0);
+                reads += 1;
+            }
+            reads
+        });
+        let full = || only(&place)["away"].as_str().is_some_and(|away| away.contains("\"rbd\" is full"));
+        let said = wait_until(Duration::from_secs(30), full);
+        ends.store(true, Ordering::Relaxed);
+        assert!(said, "{:?}", only(&place));
+        assert!(reads.join().unwrap() > 100, "reads go on");
+        assert!(!written.is_finished(), "it waits for room");
+        // Another device can still read it, and none is made that would wait at once.
+        let conf = cluster.conf();
+        let ran = place.run(["attach", "--ceph-conf", conf.to_str().unwrap(), "rbd:rbd/other"]);
+        assert!(ran.code == 1 && ran.err.contains("the pool \"rbd\" is full"), "{ran:?}");
+        let second = attach(&cluster, &place, &["--name", "second", "--read-only", "rbd:rbd/full"]);
+        let mut found = Block::of(0);
+        fs::File::open(&second).unwrap().read_exact_at(&mut found.0, 15 * 4096).unwrap();
+        assert!(found.0 == Block::of(15).0);
+        place.ok(["detach", "second"]);
+        becomes_full(false);
+        written.join().unwrap().unwrap();
+    });
+    assert!(wait_until(Duration::from_secs(10), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    let mut found = Block::of(0);
+    disk.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == Block::of(100).0);
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
 #[test]
 fn fuse_a_device_follows_the_length_of_its_image() {
     let Some(cluster) = fuse("rbd_life::fuse_a_device_follows_the_length_of_its_image") else { return };

@@ -6,11 +6,17 @@ mod common;
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use becket_testkit::{Scratch, image, require_plain_machine, require_tools, scaled, wait_until};
+use becket_testkit::{
+    Scratch, image, require_fuse, require_plain_machine, require_tools, scaled, wait_until,
+};
 use common::nbd::{self, Client};
+use common::page::{Page, direct};
 use common::{scratch, text};
 
 const SIZE: u64 = 8 << 20;
@@ -166,4 +172,65 @@ fn an_export_lives_as_long_as_a_command() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(wait_until(Duration::from_secs(20), gone), "{:?}", place.devices());
+}
+
+/// A device over an export grows with it, and goes on as it was when that is not to be.
+#[test]
+fn fuse_a_device_follows_an_export_that_grows() {
+    if !require_fuse("export_life::fuse_a_device_follows_an_export_that_grows") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    let length = |bytes: u64| {
+        fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&image)
+            .unwrap()
+            .set_len(bytes)
+            .unwrap();
+    };
+    length(1 << 20);
+    let address = format!("unix:{}", place.path("s").display());
+    let uri = place.ok(["export", image.to_str().unwrap(), "--nbd", &address, "--name", "below"]);
+    let path = place.ok(["attach", "--via", "fuse", "--name", "above", uri.trim()]);
+    let disk = direct(Path::new(path.trim()));
+    let above = || place.devices().into_iter().find(|device| text(device, "name") == "above").unwrap();
+    let kill_worker = || {
+        let worker = above()["worker_pid"].as_i64().unwrap();
+        let worker = rustix::process::Pid::from_raw(i32::try_from(worker).unwrap()).unwrap();
+        rustix::process::kill_process(worker, rustix::process::Signal::KILL).unwrap();
+        assert!(wait_until(Duration::from_secs(20), || above()["worker_pid"] != worker.as_raw_pid()));
+    };
+    let mut page = Box::new(Page([0; 4096]));
+    for (generation, bytes) in [(1, 3 << 20), (2, 8 << 20)] {
+        length(bytes);
+        place.ok(["refresh", "below"]);
+        // It hears of it when it connects anew, which the next worker does.
+        kill_worker();
+        disk.read_exact_at(&mut page.0, 0).unwrap();
+        let follows = || above()["size"].as_u64() == Some(bytes) && above()["away"].is_null();
+        assert!(wait_until(Duration::from_secs(20), follows), "{:?}", above());
+        let page_of = |generation: u8| Page([generation; 4096]);
+        disk.write_all_at(&page_of(generation).0, bytes - 4096).unwrap();
+        disk.sync_all().unwrap();
+        kill_worker();
+        disk.read_exact_at(&mut page.0, bytes - 4096).unwrap();
+        assert!(page.0 == page_of(generation).0);
+    }
+    // What it has written may be gone now: it waits until that is there again.
+    length(1 << 20);
+    place.ok(["refresh", "below"]);
+    kill_worker();
+    let says = || above()["away"].as_str().is_some_and(|why| why.contains("1048576 bytes, and had 8388608"));
+    let asks = thread::spawn(move || disk.read_exact_at(&mut page.0, 0).map(|()| disk));
+    assert!(wait_until(Duration::from_secs(20), says), "{:?}", above());
+    length(8 << 20);
+    place.ok(["refresh", "below"]);
+    drop(asks.join().unwrap().unwrap());
+    assert!(wait_until(Duration::from_secs(20), || above()["away"].is_null()), "{:?}", above());
+    place.ok(["detach", "above"]);
+    place.ok(["detach", "below"]);
 }

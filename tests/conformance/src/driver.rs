@@ -56,6 +56,9 @@ pub(crate) struct Attach {
 /// A device as `attach --json` and `list --json` describe it.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Info {
+    /// Its name, if it has one.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
     /// The kernel's node.
     pub(crate) device: PathBuf,
     /// Its size in bytes.
@@ -134,6 +137,19 @@ impl Becket {
         let mut command = Command::new(&self.program);
         command.args(words).env("BECKET_RUNTIME_DIR", &self.runtime);
         command
+    }
+}
+
+impl Becket {
+    /// Exports `image` over NBD at a socket; its URI.
+    pub(crate) fn export(&self, image: &Path, options: &Attach, name: &str, socket: &Path) -> Result<String> {
+        let address = format!("unix:{}", socket.display());
+        let mut command = self.command(&["export", "--nbd", &address, "--name", name]);
+        if let Some(mode) = options.direct_io {
+            command.args(["--direct-io", mode]);
+        }
+        shared_flags(&mut command, options, "--size-limit", "--block-size");
+        Ok(command::succeed(with(command, image))?.stdout.trim().to_owned())
     }
 }
 
@@ -295,6 +311,7 @@ fn describe(node: &Path, image: &Path) -> Result<Info> {
         u32::try_from(disk.number(name)?).map_err(|_| anyhow!("{name} is out of range"))
     };
     Ok(Info {
+        name: None,
         device: node.to_owned(),
         size: disk.size()?,
         read_only: disk.number("ro")? != 0,

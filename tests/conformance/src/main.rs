@@ -7,6 +7,7 @@ mod bytes;
 mod command;
 mod driver;
 mod exercise;
+mod exported;
 mod ioctl;
 mod stacked;
 mod suite;
@@ -23,6 +24,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 
 use driver::{Becket, Driver, Losetup, Via};
+use exported::Exported;
 use stacked::Stacked;
 use suite::Suite;
 
@@ -36,6 +38,9 @@ pub(crate) struct Args {
     /// The transport to test
     #[arg(long, value_enum)]
     via: Via,
+    /// Each image is exported over NBD, and attached from there
+    #[arg(long)]
+    over_nbd: bool,
     /// A folder for images, on ext4 if flushes are to be observed; emptied afterwards
     #[arg(long, value_name = "DIR")]
     scratch: PathBuf,
@@ -99,6 +104,7 @@ fn run(args: Args) -> Result<bool> {
                 runtime: scratch.join("run"),
             };
             match args.via {
+                _ if args.over_nbd => Arc::new(Exported::new(becket)?),
                 Via::Ublk | Via::Loop | Via::Fuse => Arc::new(becket),
                 Via::Dm => Arc::new(Stacked::new(becket)),
             }

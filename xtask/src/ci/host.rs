@@ -138,17 +138,24 @@ pub(crate) fn packages() -> Result<Vec<Case>> {
     Ok(vec![Case::of_step("scripts/try-packages.sh", Outcome::Passed, String::new())])
 }
 
-/// The conformance suite over a transport that this machine's kernel has.
-pub(crate) fn conformance(binaries: &Binaries, via: &str) -> Result<Vec<Case>> {
+/// The conformance suite over a transport that this machine's kernel has. Over NBD with fewer random
+/// operations: each of them passes through two servers.
+pub(crate) fn conformance(binaries: &Binaries, via: &str, over_nbd: bool) -> Result<Vec<Case>> {
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir_in(exec::target_dir())?;
     let report = scratch.path().join("report.json");
     let mut command = Command::new(&binaries.conformance);
     command.args(["--via", via, "--becket"]).arg(&binaries.becket);
     command.arg("--scratch").arg(scratch.path().join("images")).arg("--json").arg(&report);
+    let (mut place, mut facts) = (format!("host {via}"), facts());
+    if over_nbd {
+        command.args(["--over-nbd", "--ops", "2000"]);
+        place.push_str(" over nbd");
+        facts.insert("over-nbd".to_owned());
+    }
     let status = command.stdin(Stdio::null()).status().context("cannot start the conformance suite")?;
     let json = std::fs::read_to_string(&report)
         .with_context(|| format!("the conformance suite ({status}) left no report"))?;
-    judged(libtest::conformance(&json, &format!("host {via}"), &facts())?, status.success())
+    judged(libtest::conformance(&json, &place, &facts)?, status.success())
 }
 
 /// Holds the suite's exit code against its report: it also fails on skips, which are judged by our own list.

@@ -109,7 +109,9 @@ fn on_host((name, step): (&'static str, Step)) -> Finished {
         Step::Test => host::all_tests(),
         Step::Install => host::install(),
         Step::Packages => host::packages(),
-        Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
+        Step::HostConformance { via, over_nbd } => {
+            host::conformance(&Binaries::conformance()?, via, over_nbd)
+        }
         Step::LosetupSuite => crate::suite::cases(&exec::shipped()?),
         Step::Guest { .. } => bail!("a guest runs it"),
     })

@@ -17,8 +17,11 @@ pub(super) enum Step {
     Install,
     /// Debian packages: made twice, installed, upgraded below a load and removed.
     Packages,
-    /// The conformance suite over a transport of this machine.
-    HostConformance(&'static str),
+    /// The conformance suite over a transport of this machine; each image over NBD, if that is said.
+    HostConformance {
+        via: &'static str,
+        over_nbd: bool,
+    },
     LosetupSuite,
     Guest {
         series: Series,
@@ -58,7 +61,7 @@ const fn suite(series: Series, via: &'static str, mode: Option<&'static str>) ->
 }
 
 /// All steps, in their order: what is quick and likely to fail first; of the guests, what takes longest.
-pub(super) const STEPS: [(&str, Step); 21] = [
+pub(super) const STEPS: [(&str, Step); 22] = [
     ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
     ("doc", Step::Cargo(&DOC)),
@@ -66,8 +69,9 @@ pub(super) const STEPS: [(&str, Step); 21] = [
     ("test", Step::Test),
     ("install", Step::Install),
     ("packages", Step::Packages),
-    ("conformance-host", Step::HostConformance("loop")),
-    ("conformance-host-fuse", Step::HostConformance("fuse")),
+    ("conformance-host", Step::HostConformance { via: "loop", over_nbd: false }),
+    ("conformance-host-fuse", Step::HostConformance { via: "fuse", over_nbd: false }),
+    ("conformance-host-nbd", Step::HostConformance { via: "fuse", over_nbd: true }),
     ("losetup-suite", Step::LosetupSuite),
     ("guest-7.x-tests", guest(Series::V7, Load::Tests)),
     ("guest-7.x-zero-copy", suite(Series::V7, "ublk", Some("zero-copy"))),

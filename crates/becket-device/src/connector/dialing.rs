@@ -65,15 +65,14 @@ impl Dialing {
         let Dialed { socket, agreed, relay } = dialed.map_err(|error| error.to_string())?;
         self.relays.retain(|relay| !relay.is_finished());
         self.relays.extend(relay);
-        if agreed.size != self.agreed.size {
-            return Err(format!(
-                "the export has {} bytes, and had {} when it was attached",
-                agreed.size, self.agreed.size
-            ));
+        // A longer one is followed: the bytes that it had are still there.
+        if agreed.size < self.agreed.size {
+            return Err(format!("the export has {} bytes, and had {} before", agreed.size, self.agreed.size));
         }
-        if !agreed.is_like(&self.agreed) {
+        if !agreed.is_like(&Agreed { size: agreed.size, ..self.agreed }) {
             return Err("the export is another kind of export than when it was attached".to_owned());
         }
+        self.agreed.size = agreed.size;
         probe(&socket, &agreed, self.patience).map_err(|error| error.to_string())?;
         Ok(socket)
     }
@@ -92,6 +91,10 @@ impl Maker for Dialing {
         let socket = self.unused.take().map_or_else(|| self.dial(), Ok).map_err(Failure::Away)?;
         let earlier = self.history.made(session, &socket);
         Ok((socket, earlier))
+    }
+
+    fn size(&self) -> Option<u64> {
+        Some(self.agreed.size)
     }
 
     fn look(&mut self) -> Result<(), Failure> {

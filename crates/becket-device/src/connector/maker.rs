@@ -40,6 +40,11 @@ pub trait Maker {
     /// See [`Failure`].
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure>;
 
+    /// How many bytes the image had when the last connection was made, if that is known only then.
+    fn size(&self) -> Option<u64> {
+        None
+    }
+
     /// Looks whether the server can be reached again, for which nobody has asked.
     ///
     /// # Errors

@@ -139,7 +139,10 @@ impl Connector {
                     channel::give(&self.channel, request, socket.as_fd(), earlier, patience)
                         .map_err(|_| Gone)?;
                     self.away = false;
-                    return report(control, &LinkReport::Connected);
+                    report(control, &LinkReport::Connected)?;
+                    let size = self.maker.size();
+                    return size
+                        .map_or(Ok(()), |size| report(control, &LinkReport::Alive { size: Some(size) }));
                 }
                 Err(Failure::Away(why)) => (plain(&why), false),
                 Err(Failure::Spent(why)) => (plain(&why), true),

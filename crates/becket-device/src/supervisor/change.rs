@@ -132,10 +132,11 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     if let Some(image) = wish.image {
         let (name, path) = (&info.name, image.path.display());
         let anew = format!("becket detach {name}; becket attach --name {name} {path}");
-        // The engine refuses both; this error has a hint, and comes before the kernel is given another size.
+        // The engine refuses each; this error has a hint, and comes before the kernel is given another size.
         let made = match &kept.serve.backing {
             Backing { grows: true, .. } => Some("grows while it is written"),
             Backing { encoded: Some(_), .. } => Some("is encoded"),
+            _ if kept.sources.iter().any(|source| source.link().is_some()) => Some("is on a server"),
             _ => None,
         };
         if let Some(made) = made {

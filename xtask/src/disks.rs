@@ -18,7 +18,7 @@ const SCRIPT: &str = include_str!("disks/script.sh");
 /// Exports, and what QEMU's device has for each.
 const DISKS: [(&str, &str); 2] = [("split", ",num-queues=2"), ("packed", ",num-queues=2,packed=on")];
 /// Between two deaths: longer than becket takes for a worker that cannot serve.
-const PAUSE: Duration = Duration::from_millis(2500);
+const PAUSE: Duration = Duration::from_secs(4);
 
 /// Arguments of `cargo xtask disks`.
 #[derive(clap::Args)]
@@ -112,12 +112,11 @@ impl Exports {
     /// Kills the workers of the disks that the machine uses; how many those are.
     fn kill_workers(&self) -> Result<u64> {
         let mut kills = 0;
-        for disk in self.list()?.iter().filter(|disk| disk["connections"] == 1) {
+        let is_used = |disk: &&Value| disk["connections"] == 1 && disk["state"] == "live";
+        for disk in self.list()?.iter().filter(is_used) {
             let worker = disk["worker_pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
-            if let Some(worker) = worker {
-                kill_process(worker, Signal::KILL)?;
-                kills += 1;
-            }
+            // One that has ended meanwhile is none of ours to count.
+            kills += u64::from(worker.is_some_and(|worker| kill_process(worker, Signal::KILL).is_ok()));
         }
         Ok(kills)
     }

@@ -64,10 +64,8 @@ fn ends_with(stream: &UnixStream) -> std::io::Result<Arc<AtomicBool>> {
     let (stream, is_open) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
     let opened = Arc::clone(&is_open);
     std::thread::spawn(move || {
-        let hangs_up =
-            |flags: PollFlags| flags.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR);
         let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
-        while poll(&mut fds, None).is_err() || !hangs_up(fds[0].revents()) {}
+        let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));
         if !opened.load(Ordering::Acquire) {
             std::process::exit(1);
         }

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use becket_testkit::{Scratch, require_fuse, tool, wait_until};
 use common::ceph::{Cluster, attach, fuse, helpers, require_cluster};
+use common::disturb::{Disturbance, How, SUPERVISOR};
+use common::load::Random;
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{alive, scratch, text};
@@ -67,6 +69,10 @@ fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static
                 "helper" => kill(helpers(&device["server_pid"])[0]),
                 "worker" => kill(&device["worker_pid"]),
                 "server" => kill(&device["server_pid"]),
+                "upgrade" => {
+                    let upgrade = Disturbance { whom: SUPERVISOR, how: How::Replaced };
+                    upgrade.happen(place, text(&device, "name"), &mut Random::new(1));
+                }
                 daemon => {
                     cluster.say(&format!("kill-{daemon}"));
                     thread::sleep(Duration::from_millis(500));
@@ -95,7 +101,7 @@ fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static
     for (victim, mut all) in pauses {
         all.sort();
         println!("  {victim}: {:?} {:?}", all[all.len() / 2], all[all.len() - 1]);
-        let ours = ["helper", "worker", "server"].contains(&victim);
+        let ours = ["helper", "worker", "server", "upgrade"].contains(&victim);
         assert!(
             !ours || all[all.len() - 1] < Duration::from_secs(8),
             "a request took {:?}",
@@ -107,8 +113,46 @@ fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static
 #[test]
 fn fuse_no_write_is_lost_when_processes_die() {
     let Some(cluster) = fuse("rbd_life::fuse_no_write_is_lost_when_processes_die") else { return };
-    let victims = ["helper", "worker", "server"];
-    campaign(cluster, &scratch(), "rbd/killed", &victims, kills(6));
+    let victims = ["helper", "worker", "server", "upgrade"];
+    campaign(cluster, &scratch(), "rbd/killed", &victims, kills(8));
+}
+
+/// What comes next must know who has the lock, also if nothing has happened before.
+#[test]
+fn fuse_no_write_is_lost_by_an_upgrade_that_comes_first() {
+    let Some(cluster) = fuse("rbd_life::fuse_no_write_is_lost_by_an_upgrade_that_comes_first") else {
+        return;
+    };
+    campaign(cluster, &scratch(), "rbd/upgraded", &["upgrade", "server"], kills(2));
+}
+
+#[test]
+fn fuse_an_image_is_renamed_under_its_device_and_cannot_be_removed() {
+    let name = "rbd_life::fuse_an_image_is_renamed_under_its_device_and_cannot_be_removed";
+    let Some(cluster) = fuse(name) else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/old"]);
+    let disk = open(&attach(cluster, &place, &["rbd:rbd/old"]));
+    cluster.rbd(&["mv", "rbd/old", "rbd/new"]);
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    let mut remove = Command::new("rbd");
+    let removed = remove.arg("--conf").arg(cluster.conf()).args(["rm", "--no-progress", "rbd/new"]).output();
+    assert!(!removed.unwrap().status.success(), "it is in use");
+    disk.write_all_at(&Block::of(2).0, 4096).unwrap();
+    // The next program looks for the name that it was given.
+    kill(helpers(&only(&place)["server_pid"])[0]);
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_all_at(&Block::of(3).0, 8192));
+        let waits = || only(&place)["away"].as_str().is_some_and(|away| away.contains("no image \"old\""));
+        assert!(wait_until(Duration::from_secs(30), waits), "{:?}", only(&place));
+        assert!(!written.is_finished(), "it waits for the name");
+        // Who renames an image whose client is dead takes its lock, and could write.
+        cluster.rbd(&["mv", "rbd/new", "rbd/old"]);
+        assert_eq!(written.join().unwrap().map_err(|error| error.raw_os_error()), Err(Some(5)));
+    });
+    assert!(text(&only(&place), "away").contains("lock"), "{:?}", only(&place));
+    drop(disk);
+    place.ok(["detach", "--all"]);
 }
 
 /// With a cluster of its own, whose OSD keeps its bytes.

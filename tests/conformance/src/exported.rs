@@ -40,11 +40,10 @@ impl Exported {
     }
 
     /// Ends a device's export.
-    fn end(&self, device: &Path) -> Result<()> {
+    fn end(&self, device: &Path, end: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         let mut exports = self.exports();
         let Some(at) = exports.iter().position(|export| export.device == device) else { return Ok(()) };
-        let export = exports.remove(at);
-        self.becket.detach(Path::new(&export.name))
+        end(Path::new(&exports.remove(at).name))
     }
 
     /// A device of the list, with the image and the worker of its export.
@@ -82,12 +81,12 @@ impl Driver for Exported {
 
     fn detach(&self, target: &Path) -> Result<()> {
         self.becket.detach(target)?;
-        self.end(target)
+        self.end(target, |export| self.becket.detach(export))
     }
 
     fn abandon(&self, target: &Path) -> Result<()> {
         self.becket.abandon(target)?;
-        self.end(target)
+        self.end(target, |export| self.becket.abandon(export))
     }
 
     fn list(&self) -> Result<Vec<Info>> {

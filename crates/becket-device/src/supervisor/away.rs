@@ -61,9 +61,11 @@ impl Supervisor {
                 return;
             }
             if let Change::Client(client) = change {
+                if state.device.clients.contains(client) {
+                    return;
+                }
                 let client = client.clone();
                 self.note(&mut state, |device| {
-                    device.clients.retain(|known| *known != client);
                     let surplus = (device.clients.len() + 1).saturating_sub(CLIENTS);
                     device.clients.drain(..surplus);
                     device.clients.push(client);

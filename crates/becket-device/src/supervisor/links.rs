@@ -393,7 +393,9 @@ impl Line {
 
     /// Has `hear` hear what was said before the device was there, if that still holds. Nothing newer is heard
     /// meanwhile.
-    pub(super) fn catch_up(&self, hear: impl FnOnce(&Change)) {
+    pub(super) fn catch_up(&self, hear: impl Fn(&Change)) {
+        let clients = lock(&self.clients).clone();
+        clients.into_iter().for_each(|client| hear(&Change::Client(client)));
         if let Some(trouble) = &*lock(&self.trouble) {
             hear(trouble);
         }

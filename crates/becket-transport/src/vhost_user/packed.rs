@@ -80,23 +80,16 @@ impl Packed {
             again: Vec::with_capacity(count.into()),
             memory,
         };
+        let mut is_taken = vec![false; count.into()];
         if let Some(area) = notes {
             let (mut notes, used) = Notes::open(area, count, ring.used, &ring.descriptors);
-            ring.used = used;
-            if let Some(entries) = notes.restore(&mut ring.entries, &mut ring.again)? {
-                // The front-end of a back-end that died does not know what was taken.
-                ring.available = used.on(entries, count);
-            }
+            is_taken = notes.restore(&mut ring.entries, &mut ring.again)?;
+            let taken = is_taken.iter().filter(|taken| **taken).count();
+            // The front-end of a back-end that died does not know what was taken.
+            (ring.used, ring.available) = (used, used.on(taken as u16, count));
             ring.notes = Some(notes);
         }
-        let is_free = {
-            let mut is_free = vec![true; count.into()];
-            for head in &ring.again {
-                ring.each(*head, |entry| is_free[usize::from(entry)] = false);
-            }
-            is_free
-        };
-        ring.free.extend((0..count).rev().filter(|entry| is_free[usize::from(*entry)]));
+        ring.free.extend((0..count).rev().filter(|entry| !is_taken[usize::from(*entry)]));
         Ok(ring)
     }
 

@@ -56,14 +56,12 @@ pub(super) struct Notes {
     area: Area,
     count: u16,
     counter: u64,
-    /// A back-end has used it before.
-    is_old: bool,
 }
 
 impl Notes {
     /// Of a vring of `count` descriptors that would give the next request back at `used`; where it does so.
     pub(super) fn open(area: Area, count: u16, used: Place, ring: &Area) -> (Notes, Place) {
-        let mut notes = Notes { area, count, counter: 0, is_old: true };
+        let notes = Notes { area, count, counter: 0 };
         let word = notes.area.u32(LEAVING_AT, Relaxed);
         let (leaving, before) = (word as u16, Place((word >> 16) as u16));
         let is_ours = notes.area.u16(VERSION_AT, Relaxed) == VERSION;
@@ -74,7 +72,6 @@ impl Notes {
             notes.area.set_u16(COUNT_AT, count, Relaxed);
             notes.says_leaving(NONE, used);
             notes.area.set_u16(VERSION_AT, VERSION, Release);
-            notes.is_old = false;
             return (notes, used);
         }
         // The last back-end may have ended between giving a request back and noting that.
@@ -88,8 +85,7 @@ impl Notes {
         (notes, before)
     }
 
-    /// Finds the requests under way, the first that came last, and their entries: how many those are
-    /// together. `None` when no back-end has used it before.
+    /// Finds the requests under way, the first that came last, and says of each entry whether one has it.
     ///
     /// # Errors
     /// The notes make no sense.
@@ -97,14 +93,10 @@ impl Notes {
         &mut self,
         entries: &mut [Saved],
         heads: &mut Vec<u16>,
-    ) -> Result<Option<u16>, Broken> {
-        if !self.is_old {
-            return Ok(None);
-        }
+    ) -> Result<Vec<bool>, Broken> {
         let wrong = Broken("what is noted of its requests makes no sense");
         let mut came: Vec<(u64, u16)> = Vec::new();
         let mut is_taken = vec![false; self.count.into()];
-        let mut all = 0;
         for head in (0..self.count).filter(|head| self.is_marked(*head)) {
             let word = |at: usize| self.area.u16(self.at(head) + at, Relaxed);
             let (count, id) = (word(ENTRIES_AT), word(ID_AT));
@@ -123,13 +115,12 @@ impl Notes {
             }
             let first = &mut entries[usize::from(head)];
             (first.count, first.id) = (count, id);
-            all += count;
             came.push((self.area.u64(self.at(head) + COUNTER_AT, Relaxed), head));
         }
         came.sort_unstable();
         self.counter = came.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         heads.extend(came.into_iter().rev().map(|(_, head)| head));
-        Ok(Some(all))
+        Ok(is_taken)
     }
 
     fn at(&self, entry: u16) -> usize {

@@ -220,14 +220,24 @@ fn fuse_a_device_follows_an_export_that_grows() {
         disk.read_exact_at(&mut page.0, bytes - 4096).unwrap();
         assert!(page.0 == page_of(generation).0);
     }
+    // Or when it is asked to look.
+    length(9 << 20);
+    place.ok(["refresh", "below"]);
+    let shown = place.ok(["refresh", "above"]);
+    assert!(shown.trim_end().ends_with("  9M"), "{shown}");
+    disk.read_exact_at(&mut page.0, (9 << 20) - 4096).unwrap();
+    assert!(page.0 == [0; 4096]);
     // What it has written may be gone now: it waits until that is there again.
     length(1 << 20);
     place.ok(["refresh", "below"]);
     kill_worker();
-    let says = || above()["away"].as_str().is_some_and(|why| why.contains("1048576 bytes, and had 8388608"));
+    let says = || above()["away"].as_str().is_some_and(|why| why.contains("1048576 bytes, and had 9437184"));
     let asks = thread::spawn(move || disk.read_exact_at(&mut page.0, 0).map(|()| disk));
     assert!(wait_until(Duration::from_secs(20), says), "{:?}", above());
-    length(8 << 20);
+    let ran = place.run(["refresh", "above"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("cannot be asked how long that is: the export has 1048576 bytes"), "{ran:?}");
+    length(9 << 20);
     place.ok(["refresh", "below"]);
     drop(asks.join().unwrap().unwrap());
     assert!(wait_until(Duration::from_secs(20), || above()["away"].is_null()), "{:?}", above());

@@ -348,6 +348,36 @@ fn fuse_writes_wait_while_a_pool_is_full() {
     place.ok(["detach", "--all"]);
 }
 
+/// Requests fail at once, the list says why, the log says it once, and the device can be detached.
+#[test]
+fn fuse_a_device_whose_pool_is_deleted_is_lost() {
+    let name = "rbd_life::fuse_a_device_whose_pool_is_deleted_is_lost";
+    if !require_fuse(name) || !require_cluster(name) {
+        return;
+    }
+    let cluster = Cluster::start("memstore");
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/a"]);
+    let disk = open(&attach(&cluster, &place, &["rbd:rbd/a"]));
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    disk.sync_all().unwrap();
+    cluster.ceph(&["osd", "pool", "rm", "rbd", "rbd", "--yes-i-really-really-mean-it"]);
+    let mut found = Block::of(0);
+    let fails = || disk.read_exact_at(&mut found.0, 0).is_err();
+    assert!(wait_until(Duration::from_secs(30), fails), "{:?}", only(&place));
+    let lost = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("lost since "));
+    assert!(wait_until(Duration::from_secs(10), lost), "{:?}", only(&place));
+    for _ in 0..20 {
+        assert!(disk.write_all_at(&Block::of(2).0, 4096).is_err());
+        thread::sleep(Duration::from_millis(50));
+    }
+    let log = fs::read_to_string(place.runtime().join("log")).unwrap();
+    assert_eq!(log.matches("its image is another's").count(), 1, "{log}");
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    assert!(place.devices().is_empty());
+}
+
 #[test]
 fn fuse_a_device_follows_the_length_of_its_image() {
     let Some(cluster) = fuse("rbd_life::fuse_a_device_follows_the_length_of_its_image") else { return };

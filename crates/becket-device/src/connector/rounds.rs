@@ -45,6 +45,8 @@ pub(super) struct Connector {
     away: bool,
     /// How long it was away before this process began, until the first request is dealt with.
     waited: Duration,
+    /// The supervisor has said that the device is detached.
+    over: bool,
 }
 
 /// The supervisor is gone, or the channel: there is nothing left to do.
@@ -60,7 +62,17 @@ impl Connector {
     ) -> Connector {
         let (waiting, answered) = (waiting.into(), VecDeque::new());
         let waited = Duration::from_secs(away.unwrap_or(0));
-        Connector { maker, timeout, asks, channel, waiting, answered, away: away.is_some(), waited }
+        Connector {
+            maker,
+            timeout,
+            asks,
+            channel,
+            waiting,
+            answered,
+            away: away.is_some(),
+            waited,
+            over: false,
+        }
     }
 
     /// Works until the supervisor is gone; the threads that go on for as long as workers need them.
@@ -81,7 +93,7 @@ impl Connector {
 
     /// The supervisor is gone: another one may follow, with a connector of its own.
     fn ends(self, control: &OwnedFd) -> Vec<JoinHandle<()>> {
-        let Left { legacy, relays } = self.maker.ends(is_over(control));
+        let Left { legacy, relays } = self.maker.ends(self.over || is_over(control));
         if let Err(error) = channel::bequeath(&self.asks, legacy.as_ref()) {
             tracing::warn!("what is known of connections is lost: {error}");
         }
@@ -99,7 +111,10 @@ impl Connector {
             let pause = self.away.then_some(timespec(LONGEST_PAUSE));
             let found = rustix::io::retry_on_intr(|| poll(&mut fds, pause.as_ref())).map_err(|_| Gone)?;
             if !fds[0].revents().is_empty() {
-                return Err(Gone);
+                self.heed(control)?;
+                let size = self.look().map_err(|why| plain(&why));
+                report(control, &LinkReport::Looked { size })?;
+                continue;
             }
             if found == 0 {
                 match self.maker.look() {
@@ -130,7 +145,7 @@ impl Connector {
         let mut said = None;
         if too_soon {
             // A server that ends connections as soon as they are made is not called again and again.
-            rest(control, FIRST_PAUSE * 5)?;
+            self.rest(control, FIRST_PAUSE * 5, "the server has ended its connections")?;
         }
         loop {
             let (why, spent) = match self.maker.attempt(request.session) {
@@ -154,21 +169,55 @@ impl Connector {
             if said.as_ref() != Some(&why) {
                 report(control, &LinkReport::Away { why: why.clone() })?;
                 self.away = true;
-                said = Some(why);
+                said = Some(why.clone());
             }
             let late = self.timeout.is_some_and(|timeout| waited + began.elapsed() >= timeout);
             if late {
                 channel::give_up(&self.channel, request).map_err(|_| Gone)?;
             }
             if spent {
-                rest(control, LONGEST_PAUSE)?;
+                self.rest(control, LONGEST_PAUSE, &why)?;
                 return Err(Gone);
             }
             if late {
                 return Ok(());
             }
-            rest(control, pause)?;
+            self.rest(control, pause, &why)?;
             pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Receives what the supervisor has said, which is to look how long the image is, or that it is gone.
+    fn heed(&mut self, control: &OwnedFd) -> Result<(), Gone> {
+        match protocol::receive::<LinkOrder>(control) {
+            Ok(Some((LinkOrder::Look, _))) => Ok(()),
+            said => {
+                self.over = matches!(said, Ok(Some((LinkOrder::End, _))));
+                Err(Gone)
+            }
+        }
+    }
+
+    /// How long the image is now.
+    fn look(&mut self) -> Result<u64, String> {
+        match self.maker.look() {
+            Ok(()) => self.maker.size().ok_or_else(|| "it says no length".to_owned()),
+            Err(Failure::Away(why) | Failure::Spent(why) | Failure::Over(why)) => Err(why),
+        }
+    }
+
+    /// Waits, unless the supervisor goes. `why` nothing is known of the server meanwhile.
+    fn rest(&mut self, control: &OwnedFd, time: Duration, why: &str) -> Result<(), Gone> {
+        let end = Instant::now() + time;
+        loop {
+            let mut fds = [PollFd::new(control, PollFlags::IN)];
+            let left = timespec(end.saturating_duration_since(Instant::now()));
+            match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&left))) {
+                Ok(0) => return Ok(()),
+                Ok(_) => self.heed(control)?,
+                Err(_) => return Err(Gone),
+            }
+            report(control, &LinkReport::Looked { size: Err(plain(why)) })?;
         }
     }
 }
@@ -189,16 +238,6 @@ pub(super) fn plain(text: &str) -> String {
 
 fn report(control: &OwnedFd, report: &LinkReport) -> Result<(), Gone> {
     protocol::send(control, report, &[]).map_err(|_| Gone)
-}
-
-/// Waits, unless the supervisor goes.
-fn rest(control: &OwnedFd, time: Duration) -> Result<(), Gone> {
-    let mut fds = [PollFd::new(control, PollFlags::IN)];
-    let time = timespec(time);
-    match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time))) {
-        Ok(0) => Ok(()),
-        _ => Err(Gone),
-    }
 }
 
 fn timespec(time: Duration) -> Timespec {

@@ -14,6 +14,8 @@ pub(crate) enum LinkOrder {
     /// Fill a store file. The descriptors: the file, the store's table, the order of the one who opened the
     /// image, the table in memory that readers share, and what it is decoded from, if it is.
     Fill(Fill),
+    /// Say how long the image is now: connect once more, and answer with [`LinkReport::Looked`].
+    Look,
     /// The device is detached: give back what others wait for.
     End,
 }
@@ -72,6 +74,8 @@ pub(crate) enum LinkReport {
     /// It works; a program beside becket says that each second. With the image's length in bytes, where it is
     /// open.
     Alive { size: Option<u64> },
+    /// So many bytes has the image now, or why that is not known: the answer to [`LinkOrder::Look`].
+    Looked { size: Result<u64, String> },
     /// The server has another version of the object: what is missing cannot be had.
     Changed { why: String },
     /// The compressed file cannot be decoded: what is missing cannot be had.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use becket_image::Source;
 use tracing::{info, warn};
 
+use super::change::Length;
 use super::devices::Supervisor;
 use super::links::{CLIENTS, Change, Connector};
 use super::owned::Owned;
-use crate::contract::Error;
 use crate::contract::spec::Spec;
+use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::system::log;
 use crate::system::sync::lock;
 
@@ -43,6 +44,22 @@ impl Supervisor {
         }
     }
 
+    /// How long the image of a device is now: its file is measured, its server is asked.
+    pub(super) fn length_now(&self, name: &str) -> Result<Length, Error> {
+        let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
+        // Not under the lock: what is heard meanwhile takes it.
+        let line = lock(&owned.state).connector.as_ref().map(Connector::line);
+        match line.and_then(|line| line.look()) {
+            None => Ok(Length::Measured),
+            Some(Ok(size)) => Ok(Length::Served(size)),
+            Some(Err(why)) => Err(Error::Failed {
+                kind: ErrorKind::Server,
+                message: format!("the server of its image cannot be asked how long that is: {why}"),
+                hint: Some("try again once it answers; a device waits for its server".to_owned()),
+            }),
+        }
+    }
+
     /// Notes whether the server of a device's image is away.
     fn server_is_away(&self, mark: u64, change: &Change) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
@@ -72,8 +89,16 @@ impl Supervisor {
                 });
                 return;
             }
+            let since = state.away_since.get_or_insert_with(log::now).clone();
+            let away = shown(&state.device.info, change, &since);
+            if away.is_none() {
+                state.away_since = None;
+            }
+            // What is known is not said again: of a lost image each request says so.
+            if away == state.device.info.away {
+                return;
+            }
             match change {
-                Change::Here if state.device.info.away.is_none() => return,
                 Change::Here => info!(event = "origin_back", device = name, "its server is there again"),
                 Change::Reconnecting(why) | Change::Waiting(why) => {
                     warn!(event = "origin_away", device = name, "its server cannot be reached: {why}");
@@ -89,27 +114,27 @@ impl Supervisor {
                 }
                 Change::Client(_) | Change::Size(_) => {}
             }
-            let since = state.away_since.get_or_insert_with(log::now).clone();
-            let host = host_of(state.device.info.spec.url.as_deref().unwrap_or_default()).to_owned();
-            let away = match change {
-                Change::Here | Change::Client(_) | Change::Size(_) => None,
-                Change::Lost(why) => Some(format!("lost since {since}: {why}")),
-                Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
-                // Of a compressed file of this host no server is waited for, but room in the store.
-                Change::Waiting(why) if host.is_empty() => Some(format!("waiting since {since}: {why}")),
-                Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
-                Change::Replaced(why) => Some(format!("source changed: {why}")),
-                Change::Damaged(why) => Some(format!("source damaged: {why}")),
-            };
-            if away.is_none() {
-                state.away_since = None;
-            }
             if away.is_some() && state.device.info.away.is_none() {
                 self.watch_dead_reads(&owned);
             }
             self.note(&mut state, |device| device.info.away = away);
             return;
         }
+    }
+}
+
+/// How the server of a device's image is shown, where anything is to be shown.
+fn shown(info: &DeviceInfo, change: &Change, since: &str) -> Option<String> {
+    let host = host_of(info.spec.url.as_deref().unwrap_or_default());
+    match change {
+        Change::Here | Change::Client(_) | Change::Size(_) => None,
+        Change::Lost(why) => Some(format!("lost since {since}: {why}")),
+        Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
+        // Of a compressed file of this host no server is waited for, but room in the store.
+        Change::Waiting(why) if host.is_empty() => Some(format!("waiting since {since}: {why}")),
+        Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
+        Change::Replaced(why) => Some(format!("source changed: {why}")),
+        Change::Damaged(why) => Some(format!("source damaged: {why}")),
     }
 }
 

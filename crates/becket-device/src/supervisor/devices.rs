@@ -384,14 +384,14 @@ impl Supervisor {
     }
 
     /// Why a device that has a record is none of ours.
-    fn not_owned(&self, name: &str) -> Error {
+    pub(super) fn not_owned(&self, name: &str) -> Error {
         match self.store.device(name) {
             Ok(Some(device)) => unknown::not_owned(&device, device.worker.is_some_and(ProcessId::alive)),
             _ => Error::unserved(name),
         }
     }
 
-    fn owned(&self, name: &str) -> Option<Arc<Owned>> {
+    pub(super) fn owned(&self, name: &str) -> Option<Arc<Owned>> {
         lock(&self.devices).get(name).cloned()
     }
 
@@ -489,7 +489,10 @@ impl Service for Supervisor {
         let partitions = request.partitions.as_deref();
         let partitions = partitions.map(|table| table.iter().cloned().map(Into::into).collect());
         // Its length has been asked for before, and that of a qcow2, for example, is no file's.
-        let length = partitions.is_none().then_some(Length::Measured);
+        let length = match partitions {
+            None => Some(self.length_now(&request.name)?),
+            Some(_) => None,
+        };
         self.change(&request.name, |_| Ok(Wish { length, partitions, ..Wish::default() }))
     }
 

@@ -2,9 +2,11 @@
 //! NBD server, one fetcher for all devices of a store file that is filled. One that dies is replaced.
 //! The supervisor connects to nothing itself, and reads no byte of a server's.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -60,6 +62,8 @@ pub(crate) struct Line {
     away: Mutex<Option<Instant>>,
     /// What keeps them from bringing bytes now: for devices that come later.
     trouble: Mutex<Option<Change>>,
+    /// Who waits for [`LinkReport::Looked`], the first one first.
+    looking: Mutex<VecDeque<Sender<Result<u64, String>>>>,
 }
 
 /// Of how many programs it is known which they were. Each that takes an image's lock takes it from its
@@ -162,9 +166,10 @@ impl Connector {
 
     /// One process for one device, or for the first of several.
     fn begin(work: Work, fds: Vec<OwnedFd>, again: bool, ours: Ours) -> io::Result<(Connector, Arc<Line>)> {
-        let (devices, control, away, trouble) = Default::default();
+        let (devices, control, away, trouble, looking) = Default::default();
         let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
-        let line = Arc::new(Line { work, fds, devices, control, clients: clients.into(), away, trouble });
+        let line =
+            Arc::new(Line { work, fds, devices, control, clients: clients.into(), away, trouble, looking });
         let connector = line.joined_by(ours).ok_or(io::ErrorKind::NotFound)?;
         let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
@@ -401,6 +406,29 @@ impl Line {
         }
     }
 
+    /// How long the image is now, where its server does not say that by itself; it is asked.
+    ///
+    /// # Errors
+    /// The server does not answer, and why.
+    pub(super) fn look(&self) -> Option<Result<u64, String>> {
+        if self.is_helped() || !matches!(self.work, Work::Connect(_)) {
+            return None;
+        }
+        let (looked, answer) = mpsc::channel();
+        let asked = {
+            let mut looking = lock(&self.looking);
+            let control = lock(&self.control).clone();
+            looking.push_back(looked);
+            control.is_some_and(|control| protocol::send(&*control, &LinkOrder::Look, &[]).is_ok())
+        };
+        let ended = || "what connects to it has ended, and is started again".to_owned();
+        Some(match answer.recv_timeout(PATIENCE) {
+            Ok(size) if asked => size,
+            Err(RecvTimeoutError::Timeout) => Err("it does not answer".to_owned()),
+            _ => Err(ended()),
+        })
+    }
+
     /// Keeps in mind what keeps bytes from coming.
     fn note(&self, change: &Change) {
         let trouble = match change {
@@ -426,6 +454,7 @@ impl Line {
         while !self.ends() {
             if let Some((child, control)) = now.take() {
                 let silent = self.hear(&control);
+                lock(&self.looking).clear();
                 self.bury(child, &control, silent);
                 if self.ends() {
                     return;
@@ -487,6 +516,12 @@ impl Line {
                     Change::Client(name)
                 }
                 (LinkReport::Alive { size: Some(size) }, _) => Change::Size(size),
+                (LinkReport::Looked { size }, _) => {
+                    if let Some(looked) = lock(&self.looking).pop_front() {
+                        let _ = looked.send(size);
+                    }
+                    continue;
+                }
                 (LinkReport::Alive { size: None }, _) => continue,
                 (LinkReport::Refused { why }, _) => {
                     warn!("a {} refuses: {why}", self.what());

@@ -549,12 +549,18 @@ fn fuse_a_server_of_one_client_serves_that_client() {
     let place = scratch();
     let image = ext4(&place);
     let mut server = Server::qemu_of_one(&image, &[]);
-    let disk = open(&attach(&place, &[&server.uri("disk"), "--origin-timeout", "20s"]));
+    let disk = open(&attach(&place, &[&server.uri("disk"), "--origin-timeout", "5s"]));
     disk.write_all_at(&Block::of(7).0, 8192).unwrap();
+    disk.sync_all().unwrap();
+    // It cannot be asked for its length beside that, and the device goes on.
+    let ran = place.run(["refresh", text(&place.devices()[0], "name")]);
+    assert!(ran.code == 1 && ran.err.contains("cannot be asked how long that is"), "{ran:?}");
+    disk.write_all_at(&Block::of(8).0, 16384).unwrap();
     disk.sync_all().unwrap();
     drop(disk);
     place.ok(["detach", "--all"]);
     assert!(wait_until(Duration::from_secs(10), || server.has_ended()), "its client has left");
+    assert!(fs::read(&image).unwrap()[16384..20480] == Block::of(8).0);
     assert!(fs::read(&image).unwrap()[8192..12288] == Block::of(7).0);
 }
 

@@ -183,6 +183,11 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
             partitions::refresh(&store, device)?;
             Err(error)
         }
+        // Nor can it where a server does not say that length. What else fails then has the same cause.
+        Err(error) if error.kind() == ErrorKind::Server => {
+            let _ = partitions::refresh(&store, device);
+            Err(error)
+        }
         Err(error) => Err(error),
         Ok(()) => partitions::refresh(&store, device),
     }

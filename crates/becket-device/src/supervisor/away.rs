@@ -55,7 +55,11 @@ impl Supervisor {
             Some(Err(why)) => Err(Error::Failed {
                 kind: ErrorKind::Server,
                 message: format!("the server of its image cannot be asked how long that is: {why}"),
-                hint: Some("try again once it answers; a device waits for its server".to_owned()),
+                hint: Some(
+                    "try again once it answers; one that takes a single client says it when the device \
+                     connects anew"
+                        .to_owned(),
+                ),
             }),
         }
     }

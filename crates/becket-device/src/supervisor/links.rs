@@ -415,18 +415,20 @@ impl Line {
             return None;
         }
         let (looked, answer) = mpsc::channel();
-        let asked = {
+        {
+            // Under the lock, for answers come in the order of the questions.
             let mut looking = lock(&self.looking);
             let control = lock(&self.control).clone();
-            looking.push_back(looked);
-            control.is_some_and(|control| protocol::send(&*control, &LinkOrder::Look, &[]).is_ok())
-        };
-        let ended = || "what connects to it has ended, and is started again".to_owned();
-        Some(match answer.recv_timeout(PATIENCE) {
-            Ok(size) if asked => size,
-            Err(RecvTimeoutError::Timeout) => Err("it does not answer".to_owned()),
-            _ => Err(ended()),
-        })
+            if control.is_some_and(|control| protocol::send(&*control, &LinkOrder::Look, &[]).is_ok()) {
+                looking.push_back(looked);
+            }
+        }
+        Some(answer.recv_timeout(PATIENCE).unwrap_or_else(|error| {
+            Err(match error {
+                RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+                RecvTimeoutError::Disconnected => "what connects to it has ended".to_owned(),
+            })
+        }))
     }
 
     /// Keeps in mind what keeps bytes from coming.

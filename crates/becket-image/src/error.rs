@@ -313,7 +313,7 @@ impl Error {
             Error::Link { source: DialError::Io(error), .. } => match error.kind() {
                 io::ErrorKind::InvalidInput => ErrorKind::InvalidOption,
                 io::ErrorKind::NotFound => ErrorKind::NotFound,
-                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorKind::Permission,
                 io::ErrorKind::Unsupported => ErrorKind::Unsupported,
                 _ => ErrorKind::Io,
             },
@@ -450,6 +450,7 @@ impl Error {
                     "nothing listens there: is the server running, and is it that port?"
                 }
                 io::ErrorKind::NotFound => "no server has made that socket: is it running?",
+                io::ErrorKind::ReadOnlyFilesystem => return None,
                 _ => "check the name of the host and the network",
             },
             Error::Link { .. } | Error::Io { .. } => return None,

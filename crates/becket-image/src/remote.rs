@@ -15,7 +15,7 @@ use crate::opened::{Location, Opened};
 use crate::options::{OpenOptions, Tail};
 use crate::qcow2;
 use crate::resolve::io;
-use crate::source::link::{self, DialError, Endpoint, LinkSource, Server};
+use crate::source::link::{self, DialError, Endpoint, LinkSource, LinkWriter, Server};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{Budget, DirectIo, Error, FileSource, Format, Identity, Image, LayerError, Source};
@@ -45,14 +45,42 @@ struct Remote {
     warnings: Vec<String>,
 }
 
+fn invalid(uri: &Path, why: String) -> Error {
+    let source = DialError::Io(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+    Error::Link { path: uri.to_owned(), source }
+}
+
+fn endpoint(uri: &Path) -> Result<Endpoint, Error> {
+    let text = uri.to_str().ok_or_else(|| invalid(uri, "the URI is not UTF-8".to_owned()))?;
+    Endpoint::parse(text).map_err(|why| invalid(uri, format!("the URI cannot be used: {why}")))
+}
+
+/// Whether an image has bytes of what this URI names. Nothing is connected to.
+pub fn holds(path: &Path, image: &Opened) -> bool {
+    let identity = endpoint(&split(path).0).map(|endpoint| link::identity_of(endpoint.plainly().as_ref()));
+    let named = identity.ok().map(|ino| Identity { dev: link::NOWHERE, ino });
+    named.is_some() && image.sources.iter().any(|source| source.identity() == named)
+}
+
+/// Connects to an export to write to it, as it is stored.
+///
+/// # Errors
+/// The URI names a path inside an image, or the server cannot be reached, or does not let the image be
+/// written.
+pub fn open_to_write(path: &Path) -> Result<LinkWriter, Error> {
+    let (uri, inside) = split(path);
+    if !inside.is_empty() {
+        let kind = std::io::ErrorKind::ReadOnlyFilesystem;
+        let why = std::io::Error::new(kind, "a part of an image on a server is only read");
+        return Err(Error::Link { path: path.to_owned(), source: DialError::Io(why) });
+    }
+    let endpoint = endpoint(&uri)?;
+    LinkWriter::connect(&endpoint).map_err(|source| Error::Link { path: uri, source })
+}
+
 /// `to_serve`: see [`LinkSource::open`].
 fn connect(uri: &Path, read_only: bool, to_serve: bool, budget: &Budget) -> Result<Remote, Error> {
-    let invalid = |why: String| Error::Link {
-        path: uri.to_owned(),
-        source: DialError::Io(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)),
-    };
-    let text = uri.to_str().ok_or_else(|| invalid("the URI is not UTF-8".to_owned()))?;
-    let endpoint = Endpoint::parse(text).map_err(|why| invalid(format!("the URI cannot be used: {why}")))?;
+    let endpoint = endpoint(uri)?;
     let refused = |source| Error::Link { path: uri.to_owned(), source };
     let source = LinkSource::open(&endpoint, read_only, to_serve).map_err(refused)?;
     let (agreed, uri) = (*source.agreed(), PathBuf::from(endpoint.to_string()));

@@ -1,12 +1,12 @@
-//! The program for one connection of a command that reads an image: opened read-only, and never locked.
-//! A command that is to write only asks here whether it could.
+//! The program for one connection of a command. One that reads an image opens it read-only and never locks
+//! it; one that attaches it only asks here whether it could be written; one that writes it holds its lock.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use becket_image::link::helper::{Greeting, PROTOCOL};
+use becket_image::link::helper::{Greeting, PROTOCOL, TRY, WRITE};
 use becket_image::link::rbd::Rbd;
 use becket_uapi::handover::inherited_fd;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,16 +29,20 @@ pub(crate) fn refuse_version(other: &str) {
     }
 }
 
-/// Serves the connection at standard input.
-pub(crate) fn main(name: &str, writes: bool) -> Result<(), String> {
+/// Serves the connection at standard input. `way`: see [`READ`](becket_image::link::helper::READ).
+pub(crate) fn main(name: &str, way: &str) -> Result<(), String> {
     let stream = UnixStream::from(socket()?);
     let is_open = ends_with(&stream).map_err(|error| error.to_string())?;
     let opened = Rbd::parse(name).map_err(Refusal::new).and_then(|rbd| {
-        if writes && rbd.snapshot.is_none() {
-            tried(rbd.clone())?;
-        }
         let read_only = rbd.snapshot.is_some();
-        let image = cluster::prepare(rbd)?.connect()?.open(true)?;
+        let image = match way {
+            WRITE if !read_only => locked(rbd)?,
+            TRY if !read_only => {
+                let _ = locked(rbd.clone())?.unlock();
+                cluster::prepare(rbd)?.connect()?.open(true)?
+            }
+            _ => cluster::prepare(rbd)?.connect()?.open(true)?,
+        };
         let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
         Ok((image, size, read_only))
     });
@@ -53,8 +57,13 @@ pub(crate) fn main(name: &str, writes: bool) -> Result<(), String> {
     let agreed = serve::agreed(size, read_only, true);
     Greeting::Agreed(agreed).send(&stream).map_err(|error| error.to_string())?;
     let (image, progress) = (Arc::new(image), Progress::of(size));
-    let connection = Connection::start(stream.into(), &image, &progress, true);
+    let writes = way == WRITE && !read_only;
+    let connection = Connection::start(stream.into(), &image, &progress, !writes);
     connection.map_err(|error| error.to_string())?.join();
+    if writes {
+        // Where that fails, the next one takes it from a client that is gone.
+        let _ = image.unlock();
+    }
     Ok(())
 }
 
@@ -73,8 +82,8 @@ fn ends_with(stream: &UnixStream) -> std::io::Result<Arc<AtomicBool>> {
     Ok(is_open)
 }
 
-/// Whether the image could be written: its lock is free, and the user may take it.
-fn tried(rbd: Rbd) -> Result<(), Refusal> {
+/// The image with its lock, where that is free and the user may take it.
+fn locked(rbd: Rbd) -> Result<Image, Refusal> {
     let cluster = cluster::prepare(rbd)?.connect()?;
     cluster.has_room()?;
     let image: Image = cluster.open(false)?;
@@ -82,6 +91,5 @@ fn tried(rbd: Rbd) -> Result<(), Refusal> {
         NoLock::Not(refusal) => refusal,
         NoLock::Lost(why) => Refusal::new(why),
     })?;
-    let _ = image.unlock();
-    Ok(())
+    Ok(image)
 }

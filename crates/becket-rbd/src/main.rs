@@ -14,7 +14,7 @@ mod serve;
 
 use std::process::ExitCode;
 
-use becket_image::link::helper::{CLIENT, PROTOCOL};
+use becket_image::link::helper::{CLIENT, PROTOCOL, READ, TRY, WRITE};
 
 fn main() -> ExitCode {
     let words: Vec<String> =
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["helper", PROTOCOL] => ended(device::main()),
-        [CLIENT, PROTOCOL, way @ ("read" | "write"), name] => ended(client::main(name, *way == "write")),
+        [CLIENT, PROTOCOL, way @ (READ | TRY | WRITE), name] => ended(client::main(name, way)),
         ["helper" | CLIENT, other, ..] if *other != PROTOCOL => {
             // What has started it reads a greeting or a report, and shows neither of another version.
             client::refuse_version(other);

@@ -65,6 +65,36 @@ fn an_image_is_read_without_a_device() {
     assert_eq!(by_variable.unwrap().stdout, b"from a cluster");
 }
 
+/// With the image's lock, and with no other writer.
+#[test]
+fn fuse_a_copy_is_written_to_an_image() {
+    let Some(cluster) = fuse("rbd::fuse_a_copy_is_written_to_an_image") else { return };
+    let place = scratch();
+    let image = place.path("a.img");
+    fs::write(&image, becket_testkit::image::random_bytes(3 << 20, 1)).unwrap();
+    let conf = cluster.conf();
+    let copy = |to: &str| {
+        let words = ["copy", "--force", "--ceph-conf", conf.to_str().unwrap(), image.to_str().unwrap(), to];
+        place.run(words)
+    };
+    let ran = copy("rbd:rbd/copied");
+    fails(&ran, "rbd has no image \"copied\"");
+    assert!(ran.err.contains("rbd create --size 3145728B rbd/copied"), "{ran:?}");
+    cluster.rbd(&["create", "--size", "3145728B", "rbd/copied"]);
+    let ran = copy("rbd:rbd/copied");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let out = place.path("out.img");
+    cluster.rbd(&["export", "--no-progress", "rbd/copied", out.to_str().unwrap()]);
+    assert!(fs::read(&out).unwrap() == fs::read(&image).unwrap());
+    let free = || cluster.rbd(&["lock", "ls", "rbd/copied"]).trim().is_empty();
+    assert!(wait_until(Duration::from_secs(8), free), "the lock is given back");
+    attach(cluster, &place, &["rbd:rbd/copied"]);
+    fails(&copy("rbd:rbd/copied"), "the image is in use");
+    place.ok(["detach", "--all"]);
+    cluster.rbd(&["snap", "create", "--no-progress", "rbd/copied@s"]);
+    fails(&copy("rbd:rbd/copied@s"), "a snapshot is only read");
+}
+
 #[test]
 fn what_stands_against_an_image_is_said() {
     let Some(cluster) = cluster("rbd::what_stands_against_an_image_is_said") else { return };

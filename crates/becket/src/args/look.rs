@@ -148,12 +148,14 @@ Examples:
   becket copy live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img rootfs.qcow2
   becket copy --sparse dump.img small.img     # also finds blocks of zeroes
   becket copy disk.qcow2/p1 - | sha256sum
-  becket copy --force disk.img /dev/sdx")]
+  becket copy --force disk.img /dev/sdx
+  becket copy --force disk.img rbd:POOL/IMAGE")]
 pub(crate) struct Copy {
     /// Image, or a path through an image
     #[arg(value_name = "SRC", value_hint = clap::ValueHint::AnyPath)]
     pub(crate) source: PathBuf,
-    /// A new file, - for standard output, or with --force a file or block device that exists
+    /// A new file, - for standard output, or with --force a file, block device, NBD export or image of Ceph
+    /// that exists
     #[arg(value_name = "DST", value_hint = clap::ValueHint::AnyPath)]
     pub(crate) target: PathBuf,
     /// Choose the format of DST [default: qcow2 if its name ends in .qcow2, else raw]
@@ -162,7 +164,7 @@ pub(crate) struct Copy {
     /// Leave holes for blocks of zeroes, too: every byte is looked at
     #[arg(long)]
     pub(crate) sparse: bool,
-    /// Replace DST if it exists; write to it if it is a block device
+    /// Replace DST if it exists; write to it if it is a block device or on a server
     #[arg(short, long)]
     pub(crate) force: bool,
     /// Copy an image that is in use: take no lock, even if another program may write to it

@@ -1,4 +1,4 @@
-//! `becket copy SRC DST`: an image as a raw file, as a qcow2, on a device or to standard output.
+//! `becket copy SRC DST`: an image as a raw file, as a qcow2, on a device or a server, or to standard output.
 //! Never leaves a part of an image under the name that it was to have.
 
 use super::{
@@ -15,6 +15,7 @@ use crate::{
 use becket_image::{
     DirectIo, OpenOptions, Opened, Tail,
     export::{self, CLUSTER, Run},
+    link::LinkWriter,
     shown,
 };
 use rustix::fs::FallocateFlags;
@@ -120,13 +121,15 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
         came = came.or_else(|| signals.as_ref().and_then(|signals| signals.take().ok().flatten()));
         came.is_none()
     };
-    let file = target.file().map_err(|error| target.failure("it cannot be written", &error))?;
+    let file = || target.file().map_err(|error| target.failure("it cannot be written", &error));
     let moved = match (&target.kind, format) {
-        (Kind::Stream, _) => copy_move::run(origin, &Stream::new(file), 1, &mut watch),
+        (Kind::Export(export), _) => copy_move::run(origin, &Export(export), export.unit(), &mut watch),
+        (Kind::Stream, _) => copy_move::run(origin, &Stream::new(file()?), 1, &mut watch),
         (Kind::Device, _) => {
-            copy_move::run(origin, &Raw { file, sparse: false, device: true }, 1, &mut watch)
+            copy_move::run(origin, &Raw { file: file()?, sparse: false, device: true }, 1, &mut watch)
         }
         (Kind::New(_), CopyFormat::Raw) => {
+            let file = file()?;
             let sized = file.set_len(origin.len).map_err(Failed::Write);
             let raw = Raw { file, sparse: args.sparse, device: false };
             sized.and_then(|()| copy_move::run(origin, &raw, 1, &mut watch))
@@ -134,7 +137,7 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
         (Kind::New(_), CopyFormat::Qcow2) => {
             let size = origin.len.next_multiple_of(512);
             let next = AtomicU64::new(1);
-            let qcow2 = Qcow2 { file, sparse: args.sparse, next, runs: Mutex::new(Vec::new()) };
+            let qcow2 = Qcow2 { file: file()?, sparse: args.sparse, next, runs: Mutex::new(Vec::new()) };
             export::fits(size).map_err(Failed::Write).and_then(|()| {
                 copy_move::run(origin, &qcow2, CLUSTER, &mut watch)?;
                 let runs = qcow2.runs.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -186,6 +189,22 @@ impl Taker for Raw {
             return Ok(false);
         }
         copy_move::copy_range(file, offset, &self.file, at, len)
+    }
+}
+
+/// An export, whose bytes are all written.
+struct Export<'a>(&'a LinkWriter);
+
+impl Taker for Export<'_> {
+    fn take(&self, chunk: Chunk, bytes: Option<&[u8]>) -> io::Result<()> {
+        match bytes {
+            None => self.0.zero(chunk.start, chunk.len),
+            Some(bytes) => self.0.write_at(bytes, chunk.start),
+        }
+    }
+
+    fn threads(&self) -> usize {
+        self.0.threads()
     }
 }
 

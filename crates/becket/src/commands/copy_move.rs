@@ -52,6 +52,11 @@ pub(super) trait Taker: Sync {
         Ok(false)
     }
 
+    /// How many threads make it faster, because each waits for an answer.
+    fn threads(&self) -> usize {
+        1
+    }
+
     /// No chunk that is missing will come any more.
     fn stop(&self) {}
 }
@@ -215,7 +220,7 @@ pub(super) fn run<T: Taker>(
     let encoded =
         origin.image.map().extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
     // One thread keeps a disk busy whose bytes are copied as they are. A server may be far away.
-    let waits = if origin.is_fetched() { FETCHERS } else { 1 };
+    let waits = if origin.is_fetched() { FETCHERS } else { 1 }.max(taker.threads());
     let count = if encoded { readers().max(waits) } else { waits };
     let chunks = Chunks { origin, align, at: 0, number: 0, range: (0, false), ahead: 0 };
     let shared = Shared {

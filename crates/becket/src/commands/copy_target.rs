@@ -1,9 +1,10 @@
-//! Where `becket copy` writes: a new file without a name until it is complete, a device, or a stream.
+//! Where `becket copy` writes: a new file without a name until it is complete, a device, a stream, or an
+//! export of a server.
 //! Never replaces anything unless that was asked for.
 
-use super::{bytes, common};
+use super::{bytes, common, fetched};
 use crate::{args, failure::Failure};
-use becket_image::{Identity, Opened, Source, shown};
+use becket_image::{Identity, Opened, Source, link::LinkWriter, shown};
 use becket_uapi::signal::SignalFd;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, XattrFlags},
@@ -30,8 +31,9 @@ const SIGNALS: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 /// What is written to.
 pub(super) struct Target {
     path: PathBuf,
-    file: File,
     pub(super) kind: Kind,
+    /// What is written, where that is a file of this host.
+    file: Option<File>,
     /// Locks what is overwritten, as long as this is there.
     _claim: Option<OwnedFd>,
     /// What the user should know although it can be written.
@@ -46,6 +48,8 @@ pub(super) enum Kind {
     Device,
     /// Standard output, a FIFO or a character device.
     Stream,
+    /// An export of a server, or an image of Ceph.
+    Export(LinkWriter),
 }
 
 /// A file in its directory.
@@ -71,14 +75,27 @@ impl Target {
     pub(super) fn open(args: &args::Copy, qcow2: bool, source: &Opened, len: u64) -> Result<Self, Failure> {
         let (path, force) = (args.target.as_path(), args.force);
         let mut warnings = Vec::new();
-        let made =
-            |file, kind| Self { path: path.to_owned(), file, kind, _claim: None, warnings: Vec::new() };
+        let made = |file, kind| {
+            let file = Some(file);
+            Self { path: path.to_owned(), kind, file, _claim: None, warnings: Vec::new() }
+        };
         let failed = |errno: Errno| write_failure(path, "it cannot be opened", &errno.into());
         let refused = |kind: &str, why: &str| {
             Failure::new(kind, format!("cannot write {}: {why}", shown(path.as_os_str().as_bytes())))
         };
         if path == Path::new("-") {
             return Ok(made(bytes::stdout()?, Kind::Stream));
+        }
+        if becket_image::is_remote(path) {
+            if qcow2 {
+                return Err(refused("not_a_file", "a qcow2 is written to a file only"));
+            }
+            let export = export(args, source, len)?;
+            let kind = Kind::Export(export);
+            return Ok(Self { path: path.to_owned(), kind, file: None, _claim: None, warnings });
+        }
+        if becket_fetch::is_remote(path.as_os_str()) {
+            return Err(refused("unsupported", "what is on a web server is only read"));
         }
         let found = match rustix::fs::stat(path) {
             Ok(stat) => Some(FileType::from_raw_mode(stat.st_mode)),
@@ -138,7 +155,7 @@ impl Target {
 
     /// What is written to, again.
     pub(super) fn file(&self) -> io::Result<File> {
-        self.file.try_clone()
+        self.file.as_ref().ok_or(io::ErrorKind::Unsupported)?.try_clone()
     }
 
     /// The signals that must be waited for, because they would leave a part of a file.
@@ -152,14 +169,18 @@ impl Target {
     pub(super) fn commit(&mut self) -> Result<Option<u64>, Failure> {
         let path = self.path.clone();
         let failed = |error: io::Error| write_failure(&path, "it cannot be written", &error);
-        match self.file.sync_all() {
+        let Some(file) = &self.file else {
+            let Kind::Export(export) = &self.kind else { return Ok(None) };
+            return export.flush().map(|()| None).map_err(failed);
+        };
+        match file.sync_all() {
             // A pipe has nothing to bring there.
             Err(error) if matches!(self.kind, Kind::Stream) && is_no_file(&error) => {}
             synced => synced.map_err(failed)?,
         }
         let Kind::New(new) = &mut self.kind else { return Ok(None) };
-        let allocated = self.file.metadata().map_err(failed)?.blocks() * 512;
-        new.commit(&self.file).map_err(|errno| match errno {
+        let allocated = file.metadata().map_err(failed)?.blocks() * 512;
+        new.commit(file).map_err(|errno| match errno {
             Errno::EXIST => failed(errno.into()).hint("--force replaces it"),
             errno => failed(errno.into()),
         })?;
@@ -170,6 +191,35 @@ impl Target {
     pub(super) fn failure(&self, what: &str, error: &io::Error) -> Failure {
         write_failure(&self.path, what, error)
     }
+}
+
+/// Connects to the export that is to hold `len` bytes of `source`.
+fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Failure> {
+    let path = fetched::written(&args.target, &args.options.store);
+    let refused = |kind: &str, why: &str| {
+        Failure::new(kind, format!("cannot write {}: {why}", shown(path.as_os_str().as_bytes())))
+    };
+    // Before it is connected to: the server may take one client.
+    if becket_image::holds(&path, source) {
+        return Err(refused("in_use", "it holds what is copied"));
+    }
+    let export = becket_image::open_to_write(&path).map_err(|error| {
+        let missing = error.kind() == becket_image::ErrorKind::NotFound;
+        let name = args.target.to_string_lossy();
+        let image = name.strip_prefix("rbd:").filter(|_| missing).map(|name| name.split('?').next());
+        let failure = common::image_failure("write", &path, error);
+        match image.flatten() {
+            Some(image) => failure.hint(format!("rbd create --size {len}B {image}")),
+            None => failure,
+        }
+    })?;
+    if !args.force {
+        return Err(refused("exists", "it exists").hint("--force replaces its bytes"));
+    }
+    if export.size() < len {
+        return Err(refused("unsupported", &format!("it has {} bytes, and {len} are copied", export.size())));
+    }
+    Ok(export)
 }
 
 /// Locks the file that a new one will replace. A symbolic link is replaced itself. An image that replaces

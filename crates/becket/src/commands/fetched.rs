@@ -80,6 +80,11 @@ pub(super) fn as_it_is<'a>(path: &'a Path, asked: &OriginOptions, verb: &str) ->
     stored(path, &by(asked), verb).map(|(local, _)| local)
 }
 
+/// The name of an image on a server that is written to. One of Ceph says how its cluster is reached.
+pub(super) fn written(path: &Path, asked: &OriginOptions) -> PathBuf {
+    if rbd::is_name(path) { of_ceph(path, asked) } else { path.to_owned() }
+}
+
 /// The name of an image of Ceph that says how its cluster is reached.
 fn of_ceph(path: &Path, asked: &OriginOptions) -> PathBuf {
     let variable = std::env::var_os("CEPH_CONF").filter(|value| !value.is_empty()).map(PathBuf::from);

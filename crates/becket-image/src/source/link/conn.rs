@@ -1,4 +1,4 @@
-//! One connection whose user waits for each answer: reads, and questions about what is allocated.
+//! One connection whose user waits for each answer: reads, writes, and questions about what is allocated.
 //! It believes no length of a server's that it did not ask for, and is of no use after an error.
 
 use std::io::{self, IoSlice, Read};
@@ -168,6 +168,33 @@ impl Connection {
                     Err(lie("the NBD server describes ranges without bytes"))
                 };
             }
+        }
+    }
+
+    /// Writes bytes; see [`Connection::read`].
+    pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Failure> {
+        self.ask(nbd::CMD_WRITE, 0, offset, bytes.len() as u64)?;
+        send_all(&self.stream, bytes)?;
+        self.done()
+    }
+
+    /// Has a range read as zeroes, which the server may leave without a place on its disk.
+    pub(super) fn zero(&mut self, offset: u64, len: u64) -> Result<(), Failure> {
+        self.ask(nbd::CMD_WRITE_ZEROES, 0, offset, len)?;
+        self.done()
+    }
+
+    /// Brings what was written to the server's disk.
+    pub(super) fn flush(&mut self) -> Result<(), Failure> {
+        self.ask(nbd::CMD_FLUSH, 0, 0, 0)?;
+        self.done()
+    }
+
+    /// Waits for an answer without data.
+    fn done(&mut self) -> Result<(), Failure> {
+        match self.chunk()? {
+            Chunk::Whole | Chunk::Of { kind: nbd::CHUNK_NONE, len: 0, last: true } => Ok(()),
+            Chunk::Of { kind, len, last } => Err(self.other(kind, len, last)?),
         }
     }
 

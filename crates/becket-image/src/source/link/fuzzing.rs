@@ -16,7 +16,7 @@ const FITS: usize = 64 << 10;
 /// A server's words, of which the first byte says what is asked of it. Whether it has given an answer.
 pub fn server(bytes: &[u8]) -> bool {
     let Some((&first, mut rest)) = bytes.split_first() else { return false };
-    let wanted = Wanted { tls: first & 1 == 1, structured: first & 2 == 2, writes: false };
+    let wanted = Wanted { tls: first & 1 == 1, structured: first & 2 == 2, ..Wanted::default() };
     let mut shake = Handshake::new("an export", wanted);
     let agreed = loop {
         assert!(shake.outgoing().len() <= MOST_HELD, "what is said has a bound");

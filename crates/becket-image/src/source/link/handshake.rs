@@ -28,6 +28,8 @@ pub struct Wanted {
     pub structured: bool,
     /// The export is to be written, so what stands against that is an error.
     pub writes: bool,
+    /// This very connection writes it: a lock that its cluster has is held as long as it lasts.
+    pub keeps: bool,
 }
 
 /// What was agreed on.

@@ -21,9 +21,15 @@ use super::rbd::Rbd;
 /// The program's file.
 pub const PROGRAM: &str = "becket-rbd";
 /// The version of what becket and the program say to each other. The program refuses any other.
-pub const PROTOCOL: &str = "2";
+pub const PROTOCOL: &str = "3";
 /// Its first word where it is started for one connection.
 pub const CLIENT: &str = "client";
+/// How an image is opened: to be read; the same, if it could be written; to be written, with its lock.
+pub const READ: &str = "read";
+/// See [`READ`].
+pub const TRY: &str = "try";
+/// See [`READ`].
+pub const WRITE: &str = "write";
 /// Where packages put it, if not beside becket.
 const PLACES: [&str; 2] = ["/usr/libexec/becket", "/usr/local/libexec/becket"];
 /// The longest greeting in bytes.
@@ -72,12 +78,21 @@ pub fn program() -> io::Result<PathBuf> {
     })
 }
 
+/// How an image is opened: [`READ`], [`TRY`] or [`WRITE`].
+fn way(wanted: Wanted) -> &'static str {
+    match wanted {
+        Wanted { writes: false, .. } => READ,
+        Wanted { keeps: false, .. } => TRY,
+        Wanted { .. } => WRITE,
+    }
+}
+
 /// Starts the program for one connection to an image. It ends with the connection.
 pub(super) fn connect(rbd: &Rbd, wanted: Wanted, patience: Duration) -> Result<(OwnedFd, Agreed), DialError> {
     let until = Instant::now() + patience;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new(program()?)
-        .args([CLIENT, PROTOCOL, if wanted.writes { "write" } else { "read" }])
+        .args([CLIENT, PROTOCOL, way(wanted)])
         .arg(rbd.to_string())
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())

@@ -2,9 +2,9 @@
 //! gets connections.
 //! A process that serves it connects to nothing by itself, and knows no name of the server's.
 //!
-//! Uses go down this list: `reader` for a process that may wait, `channel` to ask another process for
-//! connections, `conn`, `dial` and `probe` for one connection, `relay` and `tls` where it is secure,
-//! `handshake` for the negotiation or `helper` for a program in its place, `uri` and `rbd` for names.
+//! Uses go down this list: `reader` and `writer` for a process that may wait, `channel` to ask another
+//! process for connections, `conn`, `dial` and `probe` for one connection, `relay` and `tls` where it is
+//! secure, `handshake` for the negotiation or `helper` for a program in its place, `uri` and `rbd` for names.
 
 pub mod channel;
 mod conn;
@@ -21,6 +21,7 @@ mod reader;
 mod relay;
 mod tls;
 mod uri;
+mod writer;
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -41,6 +42,7 @@ use self::reader::LinkReader;
 pub use self::relay::{STACK, relay};
 pub use self::tls::{Trust, trusted};
 pub use self::uri::{Endpoint, Server, Tls, is_link};
+pub use self::writer::LinkWriter;
 use super::file::facts::{Facts, FileKind};
 use super::kind::{Identity, Kind};
 use crate::ReadAt;

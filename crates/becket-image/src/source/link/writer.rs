@@ -1,0 +1,163 @@
+//! An export that a copy is written to: every request is answered before the next one over its connection.
+//! It never connects again: what was written and not flushed may have gone with the connection that broke.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use becket_uapi::nbd;
+
+use super::conn::{Connection, Failure};
+use super::dial::{Dialed, dial};
+use super::error::DialError;
+use super::handshake::{Agreed, Wanted};
+use super::reader::PATIENCE;
+use super::tls::Trust;
+use super::uri::{Endpoint, Server};
+
+/// Most connections, where a flush over one of them covers the writes of all.
+const CONNECTIONS: usize = 4;
+/// How long is waited for each but the first: the server may take fewer.
+const SHORT: Duration = Duration::from_secs(2);
+/// Longest range that is zeroed at once, in bytes.
+const ZEROED: u64 = 64 << 20;
+/// Zeroes for a server that zeroes nothing by itself.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// An export that is written. Threads may share it.
+#[derive(Debug)]
+pub struct LinkWriter {
+    connections: Vec<Mutex<Connection>>,
+    next: AtomicUsize,
+    agreed: Agreed,
+}
+
+impl LinkWriter {
+    /// Connects to an export, to write to it.
+    ///
+    /// # Errors
+    /// See [`dial()`]; `ReadOnlyFilesystem` where the server exports it read-only.
+    pub fn connect(endpoint: &Endpoint) -> Result<LinkWriter, DialError> {
+        let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
+        let wanted = Wanted { writes: true, keeps: true, ..Wanted::default() };
+        let connected = |patience| {
+            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust.as_ref(), patience)?;
+            let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
+            Ok::<_, DialError>((Mutex::new(connection), agreed))
+        };
+        let (first, agreed) = connected(PATIENCE)?;
+        if agreed.has(nbd::READ_ONLY) {
+            let why = match &endpoint.server {
+                Server::Rbd(rbd) if rbd.snapshot.is_some() => "a snapshot is only read",
+                _ => "the server exports it read-only",
+            };
+            return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why).into());
+        }
+        let mut connections = vec![first];
+        // The lock of an image of Ceph is one connection's.
+        let shares = agreed.has(nbd::CAN_MULTI_CONN) && !matches!(endpoint.server, Server::Rbd(_));
+        while shares && connections.len() < CONNECTIONS {
+            match connected(SHORT) {
+                Ok((connection, other)) if other == agreed => connections.push(connection),
+                _ => break,
+            }
+        }
+        Ok(LinkWriter { connections, next: AtomicUsize::new(0), agreed })
+    }
+
+    /// Length of the export in bytes.
+    pub fn size(&self) -> u64 {
+        self.agreed.size
+    }
+
+    /// What requests should be multiples of, in bytes.
+    pub fn unit(&self) -> u64 {
+        self.agreed.smallest.max(1).into()
+    }
+
+    /// How many threads can use it at once.
+    pub fn threads(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Writes bytes. What begins or ends inside of a unit costs a read.
+    ///
+    /// # Errors
+    /// What the server says, or that the connection is broken.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let unit = self.unit();
+        let whole = bytes.len() - usize::try_from(bytes.len() as u64 % unit).map_err(io::Error::other)?;
+        if !offset.is_multiple_of(unit) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it begins inside of a unit"));
+        }
+        let (whole, tail) = bytes.split_at(whole);
+        let longest = self.agreed.largest.max(self.agreed.smallest);
+        let longest = usize::try_from(longest).map_err(io::Error::other)?;
+        let mut at = offset;
+        for piece in whole.chunks(longest.max(1)) {
+            self.with(|connection| connection.write(piece, at))?;
+            at += piece.len() as u64;
+        }
+        if !tail.is_empty() {
+            let mut last = vec![0; usize::try_from(unit).map_err(io::Error::other)?];
+            self.with(|connection| connection.read(&mut last, at))?;
+            last.get_mut(..tail.len()).ok_or(io::ErrorKind::InvalidData)?.copy_from_slice(tail);
+            self.with(|connection| connection.write(&last, at))?;
+        }
+        Ok(())
+    }
+
+    /// Has a range read as zeroes, without sending them where the server can do that.
+    ///
+    /// # Errors
+    /// See [`LinkWriter::write_at`].
+    pub fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let (mut at, end) = (offset, offset + len);
+        let can = self.agreed.has(nbd::SEND_WRITE_ZEROES);
+        while at < end {
+            // What ends inside of a unit is written.
+            let (units, unit) = (ZEROED.min(end - at), self.unit());
+            let piece = units - units % unit;
+            let done = if can && piece > 0 {
+                self.with(|connection| connection.zero(at, piece))?;
+                piece
+            } else {
+                let zeroes = ZEROES.get(..usize::try_from(end - at).unwrap_or(usize::MAX)).unwrap_or(&ZEROES);
+                self.write_at(zeroes, at)?;
+                zeroes.len() as u64
+            };
+            at += done;
+        }
+        Ok(())
+    }
+
+    /// Brings all that was written to the server's disk. A server that knows no flush does as it likes.
+    ///
+    /// # Errors
+    /// See [`LinkWriter::write_at`].
+    pub fn flush(&self) -> io::Result<()> {
+        if !self.agreed.has(nbd::SEND_FLUSH) {
+            return Ok(());
+        }
+        self.with(Connection::flush)
+    }
+
+    /// Has something done over a connection that is free, or that will be.
+    fn with<T>(&self, what: impl FnOnce(&mut Connection) -> Result<T, Failure>) -> io::Result<T> {
+        let free = self.connections.iter().find_map(|connection| match connection.try_lock() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        });
+        let mut held: MutexGuard<'_, Connection> = match free {
+            Some(held) => held,
+            None => {
+                let next = self.next.fetch_add(1, Ordering::Relaxed) % self.connections.len();
+                let connection = self.connections.get(next).ok_or(io::ErrorKind::NotConnected)?;
+                connection.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+        };
+        what(&mut held).map_err(|(Failure::Said(error) | Failure::Broken(error))| error)
+    }
+}

@@ -347,6 +347,23 @@ fn fuse_an_overlay_takes_what_is_written_over_a_server() {
         becket_testkit::umount(&point);
         place.ok(["detach", disk.to_str().unwrap()]);
     }
+    // One of QEMU's names the server; it is connected to when the user names it, too.
+    let theirs = place.path("theirs.qcow2");
+    let mut command = Command::new("qemu-img");
+    tool(command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", &uri]).arg(&theirs));
+    let theirs = theirs.to_str().unwrap();
+    tool(Command::new("qemu-io").args(["-f", "qcow2", "-c", "write -P 7 0 4k", theirs]));
+    let alone = place.run(["attach", theirs]);
+    let way = format!("becket attach '{uri}' --cow {theirs}");
+    assert!(alone.code == 1 && alone.err.contains(&way), "{alone:?}");
+    let disk = open(&attach(&place, &[&uri, "--cow", theirs]));
+    let mut found = Block::of(0);
+    disk.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == [7; 4096]);
+    disk.read_exact_at(&mut found.0, 1 << 20).unwrap();
+    assert!(found.0 == before[1 << 20..][..4096]);
+    drop(disk);
+    place.ok(["detach", "--all"]);
     assert!(fs::read(&image).unwrap() == before, "the image is only read");
     let other = place.run(["attach", &uri, "--cow", image.to_str().unwrap()]);
     assert!(other.code == 1 && other.err.contains("is not an overlay"), "{other:?}");

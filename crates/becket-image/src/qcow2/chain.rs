@@ -38,7 +38,7 @@ use crate::source::file::facts::proc_path;
 use crate::source::file::host::HostFile;
 use crate::suffix;
 use crate::text::shown;
-use crate::{Error, FileKind, Format};
+use crate::{Error, FileKind, Format, is_remote};
 
 /// The most files below the first: with two descriptors each they pass through one message.
 const CHAIN_MAX: usize = 32;
@@ -342,6 +342,14 @@ impl Dirs {
                 let [backing, over] = [backing.as_path(), image]
                     .map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
                 format!("attach the image below it: becket attach {}{backing} --cow {over}", spoken.options())
+            });
+            // Nor what QEMU has said: to name a server is to allow it.
+            let hint = hint.or_else(|| {
+                let server = Path::new(OsStr::from_bytes(name));
+                let [server, over] =
+                    [server, image].map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
+                (is_remote(Path::new(OsStr::from_bytes(name))) && what == BACKING)
+                    .then(|| format!("if you trust that server: becket attach {server} --cow {over}"))
             });
             let why = "it is not the path of a file, and nothing else is opened";
             return Err(failed(why.to_owned(), hint, false));

@@ -417,6 +417,10 @@ impl Object {
             let chunk = busy.run.start;
             let known = sums.get(index(chunk - first)..).unwrap_or_default();
             if let Some(Some(sum)) = known.first().copied() {
+                // A fetcher that has followed another compares once more.
+                if !self.presence.has(chunk) {
+                    self.presence.checked();
+                }
                 buffer.resize(128 << 10, 0);
                 let (start, len) = self.held.part(chunk);
                 let found = checksum(&self.held.data, start, len, &mut buffer);

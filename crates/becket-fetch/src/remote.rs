@@ -92,6 +92,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
     let table = Presence::new(held.meta.size, held.meta.chunk)
         .map_err(Error::store(&file, "there is no memory for it"))?;
+    table.expect(held.table.count(table.chunks()));
     let mut object = Object::new(held, Supply::Server(client), known, table, false);
     object.memory_only = options.no_store;
     object.progress = options.progress.clone();

@@ -63,6 +63,11 @@ impl Table {
         })
     }
 
+    /// How many of the first chunks have an entry, sound or not.
+    pub(crate) fn count(&self, chunks: u64) -> u64 {
+        self.entries(0..chunks).filter(|(.., found)| *found != 0).count() as u64
+    }
+
     /// The checksum of a chunk that is there.
     pub(crate) fn get(&self, chunk: u64) -> Option<u32> {
         self.sums(chunk..chunk.saturating_add(1)).next().flatten()

@@ -76,6 +76,16 @@ fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
     let worker = only(&place)["worker_pid"].clone();
     assert!(place.devices().iter().all(|device| device["worker_pid"] == worker), "none is isolated");
     place.ok(["detach", "--all"]);
+    // So does one that comes later, before and while what the store has is compared with its checksums.
+    let disk = open(&attach(&place, &[&url]));
+    let says = || only(&place)["stored"]["bytes"].clone();
+    assert_eq!(says(), stored);
+    for block in (0..(48 << 20) / BLOCK).step_by(61) {
+        read(&disk, block).unwrap();
+    }
+    assert_eq!(says(), run(&place, &["--json", "store", "list"]).json()["objects"][0]["stored"]);
+    drop(disk);
+    place.ok(["detach", "--all"]);
 }
 
 #[test]

@@ -339,8 +339,7 @@ impl Line {
     /// How much of an image is in the store, where it is filled, and how many bytes are in memory.
     fn stored(&self) -> Option<(Part, u64)> {
         let Work::Fill(_, table) = &self.work else { return None };
-        let (all, memory) = table.there();
-        Some((Part { bytes: all.saturating_sub(memory), size: table.size() }, memory))
+        Some((Part { bytes: table.stored(), size: table.size() }, table.there().1))
     }
 
     fn ends(&self) -> bool {

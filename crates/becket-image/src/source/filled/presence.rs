@@ -40,6 +40,8 @@ const FAILS: usize = 2;
 const DEPARTURES: usize = 3;
 /// Whether chunks are, or have been, in memory.
 const USES_MEMORY: usize = 4;
+/// How many chunks the file had when this was made that nobody has compared with their checksums since.
+const UNCHECKED: usize = 5;
 
 /// See the module.
 #[derive(Debug)]
@@ -228,6 +230,26 @@ impl Presence {
         let bytes = |count: u64, short| (count.min(chunks) * self.chunk()).saturating_sub(short);
         let short_in = |is: bool| if is { short } else { 0 };
         (bytes(all, short_in(last.is_some())), bytes(memory, short_in(last == Some(Where::Memory))))
+    }
+
+    /// Notes how many chunks the file has that are not there yet, since nobody has compared them with their
+    /// checksums.
+    pub fn expect(&self, chunks: u64) {
+        self.head(UNCHECKED).store(u32::try_from(chunks).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// One of them was compared. It may have been damaged.
+    pub fn checked(&self) {
+        let less = |count: u32| count.checked_sub(1);
+        let _ = self.head(UNCHECKED).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// How many bytes of the file are stored, for people: those that are there, and those that are to be
+    /// compared.
+    pub fn stored(&self) -> u64 {
+        let (all, memory) = self.there();
+        let unchecked = u64::from(self.head(UNCHECKED).load(Ordering::Relaxed));
+        all.saturating_sub(memory).saturating_add(unchecked.saturating_mul(self.chunk())).min(self.size)
     }
 
     /// The range of bytes around a chunk that is in the file, as far as all of it is; no further than `most`
@@ -500,6 +522,23 @@ mod tests {
         third.ask(50 * CHUNK, 1);
         table.take_over(&third);
         assert_eq!(other.next_wanted(0, false, &mut |_| true), Some(50));
+    }
+
+    #[test]
+    fn what_is_stored_counts_before_it_is_compared() {
+        let table = Presence::new(3 * CHUNK + 5, CHUNK).unwrap();
+        table.expect(2);
+        assert_eq!((table.stored(), table.there()), (2 * CHUNK, (0, 0)));
+        table.checked();
+        table.put(0, Where::File);
+        table.put(1, Where::Memory);
+        assert_eq!(table.stored(), 2 * CHUNK, "what is in memory is not stored");
+        // Said more often than expected, it changes nothing.
+        table.checked();
+        table.checked();
+        assert_eq!(table.stored(), CHUNK);
+        table.expect(4);
+        assert_eq!(table.stored(), 3 * CHUNK + 5);
     }
 
     #[test]

@@ -68,6 +68,15 @@ fn an_image_over_tls_is_read_without_a_device() {
         place.ok(["copy", "--force", &uri, copied.to_str().unwrap()]);
         assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap(), "the copy differs");
     }
+    // And written to one.
+    let target = place.path("target.img");
+    becket_testkit::image::sparse(&target, 48 << 20);
+    let writable = qemu(&target, &pki);
+    let copied = place.path("copied");
+    place.ok(["copy", "--force", copied.to_str().unwrap(), &uri(&writable, "disk", &known)]);
+    drop(writable);
+    let bytes = fs::read(&image).unwrap();
+    assert!(fs::read(&target).unwrap()[..bytes.len()] == bytes, "the copy on the server differs");
     // Our own export, over TCP: the host is the name in the certificate.
     let tls = pki.to_str().unwrap();
     let said = place.ok([

@@ -1,9 +1,16 @@
-//! `becket copy` to an export of a foreign NBD server: the bytes are there, and flushed; the rest stays.
+//! `becket copy` to and from exports of foreign NBD servers: the bytes are there, and flushed; what is beside
+//! them stays.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
 
-use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command};
+use std::{
+    fs,
+    os::unix::fs::FileExt as _,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use becket_testkit::{Scratch, image, require_plain_machine};
 use common::nbd_server::Server;
@@ -65,6 +72,34 @@ fn a_copy_is_written_to_an_export_and_flushed() {
     let log = fs::read_to_string(&log).unwrap();
     let at = |what: &str| log.rfind(what).unwrap_or_else(|| panic!("no {what} in {log}"));
     assert!(at(" Flush ") > at(" Write ") && at(" Flush ") > at(" Zero "), "{log}");
+}
+
+/// A server that is far away is asked for several parts at once, over a connection each; one that takes two
+/// clients is not waited for.
+#[test]
+fn a_far_server_is_read_over_several_connections() {
+    let name = "copy_to_server::a_far_server_is_read_over_several_connections";
+    if !require_plain_machine(name, &["qemu-nbd", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let (source, bytes, ..) = made(&place);
+    let (socket, log, back) = (place.path("s"), place.path("log"), place.path("back.img"));
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-r", "--filter=log", "--filter=delay", "-U"]).arg(&socket).arg("file").arg(&source);
+    command.args([format!("logfile={}", log.display()), "delay-read=50ms".to_owned()]);
+    let server = Server::start(command, socket);
+    place.ok(["copy", &server.uri(""), back.to_str().unwrap()]);
+    drop(server);
+    assert!(fs::read(&back).unwrap() == bytes);
+    let log = fs::read_to_string(&log).unwrap();
+    assert!(log.contains("connection=3 "), "{log}");
+    let server = Server::qemu(&source, &["-r", "-e", "2"]);
+    let begun = Instant::now();
+    place.ok(["copy", "--force", &server.uri("disk"), back.to_str().unwrap()]);
+    // It exports whole sectors.
+    assert!(fs::read(&back).unwrap()[..LEN] == bytes);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 #[test]

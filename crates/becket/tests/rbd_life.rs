@@ -150,7 +150,9 @@ fn fuse_an_image_is_renamed_under_its_device_and_cannot_be_removed() {
         cluster.rbd(&["mv", "rbd/new", "rbd/old"]);
         assert_eq!(written.join().unwrap().map_err(|error| error.raw_os_error()), Err(Some(5)));
     });
-    assert!(text(&only(&place), "away").contains("lock"), "{:?}", only(&place));
+    // The request may hear of it first.
+    let lost = || text(&only(&place), "away").contains("lock");
+    assert!(wait_until(Duration::from_secs(10), lost), "{:?}", only(&place));
     drop(disk);
     place.ok(["detach", "--all"]);
 }

@@ -2,7 +2,7 @@
 //! Never reads a hole, or what the image knows to be zeroes.
 
 use super::bytes::{CHUNK, readers};
-use becket_image::{Filler, Fillers, Image, Opened, Place, ReadAt, Source, encoded::end_of_block};
+use becket_image::{Filler, Fillers, Image, Opened, Place, Reach, ReadAt, Source, encoded::end_of_block};
 use rustix::fs::SeekFrom;
 use std::{
     fs::File,
@@ -88,7 +88,12 @@ impl Origin {
         Ok(Self { image, parts, len: opened.map.len() })
     }
 
-    /// Whether bytes of it come from a server.
+    /// Whether reading it waits for a server.
+    fn is_far(&self) -> bool {
+        self.is_fetched() || self.parts.iter().any(|part| part.reader.reach() == Reach::Far)
+    }
+
+    /// Whether bytes of it come into the store first.
     fn is_fetched(&self) -> bool {
         self.parts.iter().any(|part| part.filler.is_some())
     }
@@ -220,7 +225,7 @@ pub(super) fn run<T: Taker>(
     let encoded =
         origin.image.map().extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
     // One thread keeps a disk busy whose bytes are copied as they are. A server may be far away.
-    let waits = if origin.is_fetched() { FETCHERS } else { 1 }.max(taker.threads());
+    let waits = if origin.is_far() { FETCHERS } else { 1 }.max(taker.threads());
     let count = if encoded { readers().max(waits) } else { waits };
     let chunks = Chunks { origin, align, at: 0, number: 0, range: (0, false), ahead: 0 };
     let shared = Shared {

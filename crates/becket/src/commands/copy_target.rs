@@ -80,9 +80,7 @@ impl Target {
             Self { path: path.to_owned(), kind, file, _claim: None, warnings: Vec::new() }
         };
         let failed = |errno: Errno| write_failure(path, "it cannot be opened", &errno.into());
-        let refused = |kind: &str, why: &str| {
-            Failure::new(kind, format!("cannot write {}: {why}", shown(path.as_os_str().as_bytes())))
-        };
+        let refused = |kind: &str, why: &str| refused(path, kind, why);
         if path == Path::new("-") {
             return Ok(made(bytes::stdout()?, Kind::Stream));
         }
@@ -196,9 +194,7 @@ impl Target {
 /// Connects to the export that is to hold `len` bytes of `source`.
 fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Failure> {
     let path = fetched::written(&args.target, &args.options.store);
-    let refused = |kind: &str, why: &str| {
-        Failure::new(kind, format!("cannot write {}: {why}", shown(path.as_os_str().as_bytes())))
-    };
+    let refused = |kind: &str, why: &str| refused(&path, kind, why);
     // Before it is connected to: the server may take one client.
     if becket_image::holds(&path, source) {
         return Err(refused("in_use", "it holds what is copied"));
@@ -282,6 +278,10 @@ fn overlaps(file: &OwnedFd, number: u64) -> bool {
 
 fn is_no_file(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::NOTSUP | Errno::ROFS))
+}
+
+fn refused(path: &Path, kind: &str, why: &str) -> Failure {
+    Failure::new(kind, format!("cannot write {}: {why}", shown(path.as_os_str().as_bytes())))
 }
 
 fn write_failure(path: &Path, what: &str, error: &io::Error) -> Failure {

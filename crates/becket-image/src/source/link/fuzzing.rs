@@ -48,9 +48,15 @@ pub fn server(bytes: &[u8]) -> bool {
     let mut answered = false;
     for _ in 0..4 {
         // An error of the server's is not an end; a broken connection answers nothing more.
-        answered |= match agreed.allocation.is_some() && first & 4 == 4 {
-            true => connection.status(0, len).is_ok_and(|found| !found.is_empty()),
-            false => connection.read(&mut buffer, 0).is_ok(),
+        answered |= match first >> 3 & 3 {
+            // No more than fits into the socket, whose other end reads nothing.
+            1 if unit <= 4096 => connection.write(&buffer, 0).is_ok(),
+            2 => connection.zero(0, len).is_ok(),
+            3 => connection.flush().is_ok(),
+            _ if agreed.allocation.is_some() && first & 4 == 4 => {
+                connection.status(0, len).is_ok_and(|found| !found.is_empty())
+            }
+            _ => connection.read(&mut buffer, 0).is_ok(),
         };
     }
     answered

@@ -3,8 +3,9 @@
 //! A process that serves it connects to nothing by itself, and knows no name of the server's.
 //!
 //! Uses go down this list: `reader` and `writer` for a process that may wait, `channel` to ask another
-//! process for connections, `conn`, `dial` and `probe` for one connection, `relay` and `tls` where it is
-//! secure, `handshake` for the negotiation or `helper` for a program in its place, `uri` and `rbd` for names.
+//! process for connections, `pool` for several, `conn`, `dial` and `probe` for one, `relay` and `tls` where
+//! it is secure, `handshake` for the negotiation or `helper` for a program in its place, `uri` and `rbd` for
+//! names.
 
 pub mod channel;
 mod conn;
@@ -15,6 +16,7 @@ pub mod fuzzing;
 mod handshake;
 pub mod helper;
 mod names;
+mod pool;
 mod probe;
 pub mod rbd;
 mod reader;

@@ -3,14 +3,16 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use becket_uapi::nbd;
 
 use super::channel;
 use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
+use super::pool::Pool;
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 use crate::{Reach, ReadAt};
@@ -21,6 +23,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 const PIECE: u64 = 4 << 20;
 /// How often a read is begun again on another connection.
 const ATTEMPTS: u32 = 3;
+/// How many connections threads may use at once, where the server offers several.
+pub(super) const CONNECTIONS: usize = 8;
+/// How long the server may take for each of them but the first: it may take no more.
+pub(super) const SHORT: Duration = Duration::from_secs(2);
 
 /// Where connections come from.
 #[derive(Debug)]
@@ -36,7 +42,7 @@ pub(super) enum From {
 pub(super) struct LinkReader {
     from: From,
     agreed: Agreed,
-    connection: Mutex<Option<Connection>>,
+    connections: Pool,
 }
 
 impl LinkReader {
@@ -48,13 +54,13 @@ impl LinkReader {
     ) -> Result<LinkReader, DialError> {
         let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
         let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
-        let connection = Mutex::new(Some(connection));
-        Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connection })
+        let connections = Pool::of(vec![connection], connections_of(endpoint, &agreed));
+        Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connections })
     }
 
     /// One that asks another process for its connections, the first of them when it is used.
     pub(super) fn of_channel(channel: OwnedFd, agreed: Agreed) -> LinkReader {
-        LinkReader { from: From::Channel(channel), agreed, connection: Mutex::new(None) }
+        LinkReader { from: From::Channel(channel), agreed, connections: Pool::of(Vec::new(), 1) }
     }
 
     pub(super) fn agreed(&self) -> &Agreed {
@@ -64,7 +70,7 @@ impl LinkReader {
     /// Ends the use of its connection: a server may take one client. What another process can go on with is
     /// returned: one of workers' kind, which no relay of this process is part of.
     pub(super) fn let_go(&self) -> Option<OwnedFd> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let connection = self.connections.let_go()?;
         match &self.from {
             From::Server(Endpoint { server: Server::Tcp { .. } | Server::Unix(_), tls: None, .. }, _)
                 if !self.agreed.structured =>
@@ -75,11 +81,13 @@ impl LinkReader {
         }
     }
 
-    fn again(&self) -> io::Result<Connection> {
+    /// Makes another connection; `only`: there is none.
+    fn again(&self, only: bool) -> io::Result<Connection> {
         match &self.from {
             From::Server(endpoint, trust) => {
                 let wanted = Wanted { structured: self.agreed.structured, ..Wanted::default() };
-                let dialed = dial(endpoint, wanted, trust.as_ref(), PATIENCE);
+                let patience = if only { PATIENCE } else { SHORT };
+                let dialed = dial(endpoint, wanted, trust.as_ref(), patience);
                 let Dialed { socket, agreed, .. } = dialed.map_err(|error| match error {
                     DialError::Io(error) => error,
                     error => io::Error::other(error),
@@ -96,32 +104,29 @@ impl LinkReader {
         }
     }
 
-    /// Has something done over the connection, or over another one where that is broken.
+    /// Has something done over a connection, or over another one where that is broken.
     fn with<T>(&self, mut what: impl FnMut(&mut Connection) -> Result<T, Failure>) -> io::Result<T> {
-        let mut held = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last = io::Error::from_raw_os_error(libc::EIO);
         for _ in 0..ATTEMPTS {
-            let mut connection = match held.take() {
-                Some(connection) => connection,
-                None => self.again()?,
-            };
-            match what(&mut connection) {
+            let mut connection = self.connections.take(|only| self.again(only))?;
+            let error = match what(&mut connection) {
                 Ok(done) => {
-                    *held = Some(connection);
+                    self.connections.put(connection);
                     return Ok(done);
                 }
                 Err(Failure::Said(error)) => {
-                    *held = Some(connection);
+                    self.connections.put(connection);
                     return Err(error);
                 }
-                // One that lies, or does not answer, does so again.
-                Err(Failure::Broken(error))
-                    if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut) =>
-                {
-                    return Err(error);
-                }
-                Err(Failure::Broken(error)) => last = error,
+                Err(Failure::Broken(error)) => error,
+            };
+            drop(connection);
+            self.connections.lost();
+            // One that lies, or does not answer, does so again.
+            if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut) {
+                return Err(error);
             }
+            last = error;
         }
         Err(last)
     }
@@ -138,6 +143,12 @@ impl LinkReader {
         }
         Ok(())
     }
+}
+
+/// How many connections may be used at once. An image of Ceph has a program for each.
+pub(super) fn connections_of(endpoint: &Endpoint, agreed: &Agreed) -> usize {
+    let shares = agreed.has(nbd::CAN_MULTI_CONN) && !matches!(endpoint.server, Server::Rbd(_));
+    if shares { CONNECTIONS } else { 1 }
 }
 
 impl ReadAt for LinkReader {

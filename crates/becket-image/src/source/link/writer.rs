@@ -2,9 +2,6 @@
 //! It never connects again: what was written and not flushed may have gone with the connection that broke.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
 
 use becket_uapi::nbd;
 
@@ -12,14 +9,11 @@ use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
-use super::reader::PATIENCE;
+use super::pool::Pool;
+use super::reader::{PATIENCE, SHORT, connections_of};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 
-/// Most connections, where a flush over one of them covers the writes of all.
-const CONNECTIONS: usize = 4;
-/// How long is waited for each but the first: the server may take fewer.
-const SHORT: Duration = Duration::from_secs(2);
 /// Longest range that is zeroed at once, in bytes.
 const ZEROED: u64 = 64 << 20;
 /// Zeroes for a server that zeroes nothing by itself.
@@ -28,8 +22,8 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// An export that is written. Threads may share it.
 #[derive(Debug)]
 pub struct LinkWriter {
-    connections: Vec<Mutex<Connection>>,
-    next: AtomicUsize,
+    connections: Pool,
+    count: usize,
     agreed: Agreed,
 }
 
@@ -44,7 +38,7 @@ impl LinkWriter {
         let connected = |patience| {
             let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust.as_ref(), patience)?;
             let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
-            Ok::<_, DialError>((Mutex::new(connection), agreed))
+            Ok::<_, DialError>((connection, agreed))
         };
         let (first, agreed) = connected(PATIENCE)?;
         if agreed.has(nbd::READ_ONLY) {
@@ -55,15 +49,15 @@ impl LinkWriter {
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why).into());
         }
         let mut connections = vec![first];
-        // The lock of an image of Ceph is one connection's.
-        let shares = agreed.has(nbd::CAN_MULTI_CONN) && !matches!(endpoint.server, Server::Rbd(_));
-        while shares && connections.len() < CONNECTIONS {
+        // A flush over one covers the writes of all.
+        while connections.len() < connections_of(endpoint, &agreed) {
             match connected(SHORT) {
                 Ok((connection, other)) if other == agreed => connections.push(connection),
                 _ => break,
             }
         }
-        Ok(LinkWriter { connections, next: AtomicUsize::new(0), agreed })
+        let count = connections.len();
+        Ok(LinkWriter { connections: Pool::of(connections, count), count, agreed })
     }
 
     /// Length of the export in bytes.
@@ -78,10 +72,10 @@ impl LinkWriter {
 
     /// How many threads can use it at once.
     pub fn threads(&self) -> usize {
-        self.connections.len()
+        self.count
     }
 
-    /// Writes bytes. What begins or ends inside of a unit costs a read.
+    /// Writes bytes from the start of a unit on. An end inside of a unit costs a read.
     ///
     /// # Errors
     /// What the server says, or that the connection is broken.
@@ -143,21 +137,23 @@ impl LinkWriter {
         self.with(Connection::flush)
     }
 
-    /// Has something done over a connection that is free, or that will be.
+    /// Has something done over a connection that is free, or will be.
     fn with<T>(&self, what: impl FnOnce(&mut Connection) -> Result<T, Failure>) -> io::Result<T> {
-        let free = self.connections.iter().find_map(|connection| match connection.try_lock() {
-            Ok(held) => Some(held),
-            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        });
-        let mut held: MutexGuard<'_, Connection> = match free {
-            Some(held) => held,
-            None => {
-                let next = self.next.fetch_add(1, Ordering::Relaxed) % self.connections.len();
-                let connection = self.connections.get(next).ok_or(io::ErrorKind::NotConnected)?;
-                connection.lock().unwrap_or_else(PoisonError::into_inner)
+        // What was written over one that broke may be lost, whatever another one would answer.
+        let mut connection = self.connections.take(|_| Err(io::ErrorKind::NotConnected.into()))?;
+        let error = match what(&mut connection) {
+            Ok(done) => {
+                self.connections.put(connection);
+                return Ok(done);
             }
+            Err(Failure::Said(error)) => {
+                self.connections.put(connection);
+                return Err(error);
+            }
+            Err(Failure::Broken(error)) => error,
         };
-        what(&mut held).map_err(|(Failure::Said(error) | Failure::Broken(error))| error)
+        drop(connection);
+        self.connections.lost();
+        Err(error)
     }
 }

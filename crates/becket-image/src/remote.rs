@@ -57,9 +57,8 @@ fn endpoint(uri: &Path) -> Result<Endpoint, Error> {
 
 /// Whether an image has bytes of what this URI names. Nothing is connected to.
 pub fn holds(path: &Path, image: &Opened) -> bool {
-    let identity = endpoint(&split(path).0).map(|endpoint| link::identity_of(endpoint.plainly().as_ref()));
-    let named = identity.ok().map(|ino| Identity { dev: link::NOWHERE, ino });
-    named.is_some() && image.sources.iter().any(|source| source.identity() == named)
+    let named = locate(&split(path).0).host;
+    image.sources.iter().any(|source| source.identity() == Some(named))
 }
 
 /// Connects to an export to write to it, as it is stored.

@@ -35,13 +35,12 @@ pub(crate) fn main(name: &str, way: &str) -> Result<(), String> {
     let is_open = ends_with(&stream).map_err(|error| error.to_string())?;
     let opened = Rbd::parse(name).map_err(Refusal::new).and_then(|rbd| {
         let read_only = rbd.snapshot.is_some();
-        let image = match way {
-            WRITE if !read_only => locked(rbd)?,
-            TRY if !read_only => {
-                let _ = locked(rbd.clone())?.unlock();
-                cluster::prepare(rbd)?.connect()?.open(true)?
-            }
-            _ => cluster::prepare(rbd)?.connect()?.open(true)?,
+        if way == TRY && !read_only {
+            let _ = locked(rbd.clone())?.unlock();
+        }
+        let image = match way == WRITE && !read_only {
+            true => locked(rbd)?,
+            false => cluster::prepare(rbd)?.connect()?.open(true)?,
         };
         let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
         Ok((image, size, read_only))

@@ -30,6 +30,11 @@ fn kills(usually: usize) -> usize {
     std::env::var("BECKET_TEST_KILLS").ok().map_or(usually, |count| count.parse().unwrap())
 }
 
+/// A cluster of the test's own, where others would be disturbed, or disturb.
+fn own(name: &str, store: &str) -> Option<Cluster> {
+    (require_fuse(name) && require_cluster(name)).then(|| Cluster::start(store))
+}
+
 /// Kills one process after another under a load that verifies all it reads, and compares the image with what
 /// was written last. Prints how long the longest request took, by who was killed.
 fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static str], kills: usize) {
@@ -161,10 +166,7 @@ fn fuse_an_image_is_renamed_under_its_device_and_cannot_be_removed() {
 #[test]
 fn fuse_no_write_is_lost_when_the_cluster_dies_too() {
     let name = "rbd_life::fuse_no_write_is_lost_when_the_cluster_dies_too";
-    if !require_fuse(name) || !require_cluster(name) {
-        return;
-    }
-    let cluster = Cluster::start("bluestore");
+    let Some(cluster) = own(name, "bluestore") else { return };
     let victims = ["osd", "helper", "mon", "worker", "server"];
     campaign(&cluster, &scratch(), "rbd/all", &victims, kills(5));
 }
@@ -289,11 +291,7 @@ fn fuse_the_image_of_a_host_that_died_is_taken_over() {
 #[test]
 fn fuse_writes_wait_while_a_pool_is_full() {
     let name = "rbd_life::fuse_writes_wait_while_a_pool_is_full";
-    if !require_fuse(name) || !require_cluster(name) {
-        return;
-    }
-    // Its own: the others write meanwhile.
-    let cluster = Cluster::start("memstore");
+    let Some(cluster) = own(name, "memstore") else { return };
     let place = scratch();
     for image in ["rbd/full", "rbd/other"] {
         cluster.rbd(&["create", "--size", "8M", image]);
@@ -354,10 +352,7 @@ fn fuse_writes_wait_while_a_pool_is_full() {
 #[test]
 fn fuse_a_device_whose_pool_is_deleted_is_lost() {
     let name = "rbd_life::fuse_a_device_whose_pool_is_deleted_is_lost";
-    if !require_fuse(name) || !require_cluster(name) {
-        return;
-    }
-    let cluster = Cluster::start("memstore");
+    let Some(cluster) = own(name, "memstore") else { return };
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/a"]);
     let disk = open(&attach(&cluster, &place, &["rbd:rbd/a"]));

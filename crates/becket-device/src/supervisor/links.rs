@@ -339,7 +339,8 @@ impl Line {
     /// How much of an image is in the store, where it is filled, and how many bytes are in memory.
     fn stored(&self) -> Option<(Part, u64)> {
         let Work::Fill(_, table) = &self.work else { return None };
-        Some((Part { bytes: table.stored(), size: table.size() }, table.there().1))
+        let (bytes, memory) = table.stored();
+        Some((Part { bytes, size: table.size() }, memory))
     }
 
     fn ends(&self) -> bool {

@@ -336,21 +336,20 @@ impl Dirs {
         let before_slash = name.split(|byte| *byte == b'/').next().unwrap_or_default();
         if before_slash.contains(&b':') || name.contains(&0) {
             let dir = image.parent().unwrap_or(Path::new("/"));
+            let said = |path: &Path| quoted(Path::new(&shown(path.as_os_str().as_bytes())));
+            let over = said(image);
+            let server = Path::new(OsStr::from_bytes(name));
             // What becket has said itself is no more believed: the user names the image that is to be opened.
-            let hint = Spoken::of(name).map(|spoken| {
-                let backing = dir.join(&spoken.path);
-                let [backing, over] = [backing.as_path(), image]
-                    .map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
-                format!("attach the image below it: becket attach {}{backing} --cow {over}", spoken.options())
-            });
-            // Nor what QEMU has said: to name a server is to allow it.
-            let hint = hint.or_else(|| {
-                let server = Path::new(OsStr::from_bytes(name));
-                let [server, over] =
-                    [server, image].map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
-                (is_remote(Path::new(OsStr::from_bytes(name))) && what == BACKING)
-                    .then(|| format!("if you trust that server: becket attach {server} --cow {over}"))
-            });
+            // Nor is what QEMU has said: to name a server is to allow it.
+            let hint = match Spoken::of(name) {
+                Some(spoken) => {
+                    let (options, backing) = (spoken.options(), said(&dir.join(&spoken.path)));
+                    Some(format!("attach the image below it: becket attach {options}{backing} --cow {over}"))
+                }
+                None => (is_remote(server) && what == BACKING).then(|| {
+                    format!("if you trust that server: becket attach {} --cow {over}", said(server))
+                }),
+            };
             let why = "it is not the path of a file, and nothing else is opened";
             return Err(failed(why.to_owned(), hint, false));
         }

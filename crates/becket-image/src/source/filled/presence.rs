@@ -245,11 +245,11 @@ impl Presence {
     }
 
     /// How many bytes of the file are stored, for people: those that are there, and those that are to be
-    /// compared.
-    pub fn stored(&self) -> u64 {
+    /// compared. And how many are in memory.
+    pub fn stored(&self) -> (u64, u64) {
         let (all, memory) = self.there();
-        let unchecked = u64::from(self.head(UNCHECKED).load(Ordering::Relaxed));
-        all.saturating_sub(memory).saturating_add(unchecked.saturating_mul(self.chunk())).min(self.size)
+        let unchecked = u64::from(self.head(UNCHECKED).load(Ordering::Relaxed)).saturating_mul(self.chunk());
+        (all.saturating_sub(memory).saturating_add(unchecked).min(self.size), memory)
     }
 
     /// The range of bytes around a chunk that is in the file, as far as all of it is; no further than `most`
@@ -528,17 +528,17 @@ mod tests {
     fn what_is_stored_counts_before_it_is_compared() {
         let table = Presence::new(3 * CHUNK + 5, CHUNK).unwrap();
         table.expect(2);
-        assert_eq!((table.stored(), table.there()), (2 * CHUNK, (0, 0)));
+        assert_eq!((table.stored(), table.there()), ((2 * CHUNK, 0), (0, 0)));
         table.checked();
         table.put(0, Where::File);
         table.put(1, Where::Memory);
-        assert_eq!(table.stored(), 2 * CHUNK, "what is in memory is not stored");
+        assert_eq!(table.stored(), (2 * CHUNK, CHUNK), "what is in memory is not stored");
         // Said more often than expected, it changes nothing.
         table.checked();
         table.checked();
-        assert_eq!(table.stored(), CHUNK);
+        assert_eq!(table.stored(), (CHUNK, CHUNK));
         table.expect(4);
-        assert_eq!(table.stored(), 3 * CHUNK + 5);
+        assert_eq!(table.stored(), (3 * CHUNK + 5, CHUNK));
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub(super) enum Failure {
     Said(io::Error),
     /// The connection is of no use any more.
     Broken(io::Error),
+    /// There is no connection.
+    Unmade(io::Error),
 }
 
 impl From<io::Error> for Failure {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::conn::Connection;
+use super::conn::{Connection, Failure};
 
 /// See the module.
 #[derive(Debug)]
@@ -32,12 +32,39 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many connections there are.
+    pub(super) fn count(&self) -> usize {
+        self.state().all
+    }
+
+    /// Has something done over a connection that nobody else uses meanwhile; see [`Pool::take`]. One that
+    /// breaks is gone.
+    ///
+    /// # Errors
+    /// What the server says, that the connection is broken, or that there is none.
+    pub(super) fn with<T>(
+        &self,
+        make: impl Fn(bool) -> io::Result<Connection>,
+        what: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut connection = self.take(make).map_err(Failure::Unmade)?;
+        let done = what(&mut connection);
+        match done {
+            Err(Failure::Broken(_) | Failure::Unmade(_)) => {
+                drop(connection);
+                self.lost();
+            }
+            Ok(_) | Err(Failure::Said(_)) => self.put(connection),
+        }
+        done
+    }
+
     /// One that nobody uses: a free one, a new one that `make` makes, or the first to come back. `make` hears
     /// whether it is the only one. A server that takes no more than there are is not asked again.
     ///
     /// # Errors
     /// There is none, and none can be made.
-    pub(super) fn take(&self, make: impl Fn(bool) -> io::Result<Connection>) -> io::Result<Connection> {
+    fn take(&self, make: impl Fn(bool) -> io::Result<Connection>) -> io::Result<Connection> {
         let mut state = self.state();
         loop {
             if let Some(connection) = state.free.pop() {
@@ -63,13 +90,13 @@ impl Pool {
     }
 
     /// It is free again.
-    pub(super) fn put(&self, connection: Connection) {
+    fn put(&self, connection: Connection) {
         self.state().free.push(connection);
         self.changed.notify_one();
     }
 
     /// One that was taken is broken. Another one may take its place.
-    pub(super) fn lost(&self) {
+    fn lost(&self) {
         let mut state = self.state();
         state.all = state.all.saturating_sub(1);
         drop(state);

@@ -108,25 +108,17 @@ impl LinkReader {
     fn with<T>(&self, mut what: impl FnMut(&mut Connection) -> Result<T, Failure>) -> io::Result<T> {
         let mut last = io::Error::from_raw_os_error(libc::EIO);
         for _ in 0..ATTEMPTS {
-            let mut connection = self.connections.take(|only| self.again(only))?;
-            let error = match what(&mut connection) {
-                Ok(done) => {
-                    self.connections.put(connection);
-                    return Ok(done);
-                }
-                Err(Failure::Said(error)) => {
-                    self.connections.put(connection);
+            match self.connections.with(|only| self.again(only), &mut what) {
+                Ok(done) => return Ok(done),
+                Err(Failure::Said(error) | Failure::Unmade(error)) => return Err(error),
+                // One that lies, or does not answer, does so again.
+                Err(Failure::Broken(error))
+                    if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut) =>
+                {
                     return Err(error);
                 }
-                Err(Failure::Broken(error)) => error,
-            };
-            drop(connection);
-            self.connections.lost();
-            // One that lies, or does not answer, does so again.
-            if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut) {
-                return Err(error);
+                Err(Failure::Broken(error)) => last = error,
             }
-            last = error;
         }
         Err(last)
     }

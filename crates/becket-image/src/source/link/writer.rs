@@ -23,7 +23,6 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 #[derive(Debug)]
 pub struct LinkWriter {
     connections: Pool,
-    count: usize,
     agreed: Agreed,
 }
 
@@ -57,7 +56,7 @@ impl LinkWriter {
             }
         }
         let count = connections.len();
-        Ok(LinkWriter { connections: Pool::of(connections, count), count, agreed })
+        Ok(LinkWriter { connections: Pool::of(connections, count), agreed })
     }
 
     /// Length of the export in bytes.
@@ -67,12 +66,12 @@ impl LinkWriter {
 
     /// What requests should be multiples of, in bytes.
     pub fn unit(&self) -> u64 {
-        self.agreed.smallest.max(1).into()
+        self.agreed.smallest.into()
     }
 
     /// How many threads can use it at once.
     pub fn threads(&self) -> usize {
-        self.count
+        self.connections.count()
     }
 
     /// Writes bytes from the start of a unit on. An end inside of a unit costs a read.
@@ -86,8 +85,7 @@ impl LinkWriter {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it begins inside of a unit"));
         }
         let (whole, tail) = bytes.split_at(whole);
-        let longest = self.agreed.largest.max(self.agreed.smallest);
-        let longest = usize::try_from(longest).map_err(io::Error::other)?;
+        let longest = usize::try_from(self.agreed.largest).map_err(io::Error::other)?;
         let mut at = offset;
         for piece in whole.chunks(longest.max(1)) {
             self.with(|connection| connection.write(piece, at))?;
@@ -137,23 +135,10 @@ impl LinkWriter {
         self.with(Connection::flush)
     }
 
-    /// Has something done over a connection that is free, or will be.
+    /// Has something done over a connection that is free, or will be. What was written over one that broke
+    /// may be lost, so no other one is made.
     fn with<T>(&self, what: impl FnOnce(&mut Connection) -> Result<T, Failure>) -> io::Result<T> {
-        // What was written over one that broke may be lost, whatever another one would answer.
-        let mut connection = self.connections.take(|_| Err(io::ErrorKind::NotConnected.into()))?;
-        let error = match what(&mut connection) {
-            Ok(done) => {
-                self.connections.put(connection);
-                return Ok(done);
-            }
-            Err(Failure::Said(error)) => {
-                self.connections.put(connection);
-                return Err(error);
-            }
-            Err(Failure::Broken(error)) => error,
-        };
-        drop(connection);
-        self.connections.lost();
-        Err(error)
+        let done = self.connections.with(|_| Err(io::ErrorKind::NotConnected.into()), what);
+        done.map_err(|(Failure::Said(error) | Failure::Broken(error) | Failure::Unmade(error))| error)
     }
 }

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_image::filled::{Presence, Where};
+use becket_image::zeroes;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::Error;
@@ -28,7 +29,6 @@ use crate::stream::Stream;
 use crate::table::index;
 use crate::trace;
 use crate::version::Known;
-use crate::writing::is_zero;
 
 /// How many bytes one request asks for at most, where they are known to be needed. With 4 MiB, eight requests
 /// at a time spent most of their time on waiting for a server 20 ms away.
@@ -503,7 +503,7 @@ impl Object {
     /// Writes what was decoded, or a hole.
     fn put(&self, stream: &Stream, bytes: &[u8], at: u64) -> Result<(), Error> {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if is_zero(bytes) && fallocate(&self.held.data, how, at, bytes.len() as u64).is_ok() {
+        if zeroes::is_all(bytes) && fallocate(&self.held.data, how, at, bytes.len() as u64).is_ok() {
             return Ok(());
         }
         if self.write(bytes, at)? { Ok(()) } else { Err(stream.no_room(at, 0)) }

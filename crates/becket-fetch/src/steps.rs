@@ -5,9 +5,10 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use becket_image::zeroes;
+
 use crate::Error;
 use crate::stream::{Decoding, LOOK_EVERY, Stream};
-use crate::writing::is_zero;
 
 /// See the module.
 pub(crate) struct Steps {
@@ -71,7 +72,7 @@ impl Steps {
             next.looked = end;
         }
         take(next.start / room.chunk, &next.buffer)?;
-        let stored = if is_zero(&next.buffer) { 0 } else { len };
+        let stored = if zeroes::is_all(&next.buffer) { 0 } else { len };
         (next.start, next.is_there, next.stored) = (end, false, next.stored + stored);
         if end == room.size {
             // Decoders take much memory.

@@ -3,10 +3,9 @@
 
 use std::io::{self, BufRead, Read};
 
+use becket_image::zeroes;
 use liblzma::stream::{CONCATENATED, Stream};
 use serde::{Deserialize, Serialize};
-
-use crate::writing::is_zero;
 
 /// What a decoder of .xz may need, in bytes. `xz -9` needs 65 MiB.
 const XZ_MEMORY: u64 = 256 << 20;
@@ -103,7 +102,7 @@ fn goes_on(input: &mut impl BufRead, first: u8) -> io::Result<bool> {
         match bytes.first() {
             None => return Ok(false),
             Some(byte) if *byte == first && !padding => return Ok(true),
-            Some(_) if is_zero(bytes) => {
+            Some(_) if zeroes::is_all(bytes) => {
                 let len = bytes.len();
                 input.consume(len);
                 padding = true;

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use becket_image::zeroes;
+
 use crate::Error;
 
 /// The smallest chunk, in bytes.
@@ -24,6 +26,8 @@ pub(crate) struct Writing<'a> {
     stored: u64,
     /// Length of a chunk in bytes.
     chunk: u64,
+    /// The most chunks.
+    most: u64,
     /// The checksum of each chunk, and its length.
     sums: Vec<(crc32fast::Hasher, u64)>,
 }
@@ -31,7 +35,7 @@ pub(crate) struct Writing<'a> {
 impl<'a> Writing<'a> {
     pub(crate) fn new(file: &'a File, path: &'a Path) -> Writing<'a> {
         let rest = Vec::with_capacity(usize::try_from(CHUNK).unwrap_or(0));
-        Writing { file, path, rest, at: 0, stored: 0, chunk: CHUNK, sums: Vec::new() }
+        Writing { file, path, rest, at: 0, stored: 0, chunk: CHUNK, most: CHUNKS, sums: Vec::new() }
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -72,7 +76,7 @@ impl<'a> Writing<'a> {
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let len = bytes.len() as u64;
         // What is not written is zero.
-        if !is_zero(bytes) {
+        if !zeroes::is_all(bytes) {
             self.file
                 .write_all_at(bytes, self.at)
                 .map_err(Error::store(self.path, "the store file cannot be written"))?;
@@ -89,7 +93,7 @@ impl<'a> Writing<'a> {
             }
             None => self.sums.push((sum, len)),
         }
-        if self.sums.len() as u64 > CHUNKS {
+        if self.sums.len() as u64 > self.most {
             self.sums = self.sums.chunks(2).map(joined).collect();
             self.chunk *= 2;
         }
@@ -105,10 +109,6 @@ impl<'a> Writing<'a> {
         self.file.set_len(self.at).map_err(Error::store(self.path, "the store file cannot be written"))?;
         Ok((self.at, self.chunk, self.sums.into_iter().map(|(sum, _)| sum.finalize()).collect()))
     }
-}
-
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// One chunk of two.
@@ -145,13 +145,15 @@ mod tests {
     fn zeroes_take_no_room_and_chunks_grow_with_the_file() {
         use std::os::unix::fs::MetadataExt as _;
         let file = tempfile::tempfile().unwrap();
-        let mut writing = Writing::new(&file, Path::new("x"));
+        // CHUNKS of them would be 64 GiB.
+        let most = 1 << 10;
+        let mut writing = Writing { most, ..Writing::new(&file, Path::new("x")) };
         writing.write(&[7; 10]).unwrap();
-        let zeroes = vec![0; 64 << 20];
-        let count = (CHUNKS * CHUNK) / (64 << 20) + 1;
+        let zeroes = vec![0; 8 << 20];
+        let count = (most * CHUNK) / zeroes.len() as u64 + 1;
         (0..count).for_each(|_| writing.write(&zeroes).unwrap());
         let (size, chunk, sums) = writing.end().unwrap();
-        assert_eq!((size, chunk), (10 + count * (64 << 20), 2 * CHUNK));
+        assert_eq!((size, chunk), (10 + count * zeroes.len() as u64, 2 * CHUNK));
         assert_eq!(sums.len() as u64, size.div_ceil(chunk));
         let mut first = vec![0; chunk as usize];
         first[..10].fill(7);

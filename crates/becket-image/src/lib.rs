@@ -32,6 +32,7 @@ mod suffix;
 mod text;
 mod through;
 mod varint;
+pub mod zeroes;
 
 pub use budget::Budget;
 pub use bytes::{Reach, ReadAt};

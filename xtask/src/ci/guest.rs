@@ -223,10 +223,10 @@ impl InGuest {
         let (name, report) = (self.name, "/root/report");
         match self.load {
             Load::Conformance { via, mode } => {
-                // Most of the time goes into random operations. On device-mapper, none of them passes through
-                // becket. On ublk, each data path and each command path has all of them once: batch commands
+                // Most of the time goes into random operations. Without ublk, none of them passes through
+                // becket. On it, each data path and each command path has all of them once: batch commands
                 // with zero copy on 7.x, single commands with copying on 6.12.
-                let few = via == "dm" || (self.series == Series::V7 && mode != Some("batch-zero-copy"));
+                let few = via != "ublk" || (self.series == Series::V7 && mode != Some("batch-zero-copy"));
                 let brief = if few && !whole { " --ops 2000" } else { "" };
                 let mode = mode.map(|mode| format!(" --mode {mode}")).unwrap_or_default();
                 format!(

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use becket_image::DirectIo;
+use becket_image::{DirectIo, zeroes::ZEROES};
 use io_uring::{
     opcode, squeue,
     types::{Fd, Timespec},
@@ -35,7 +35,6 @@ use crate::{
 /// How long a piece that is late takes.
 pub(crate) const LATE: Duration = Duration::from_millis(20);
 static LATE_SPEC: Timespec = Timespec::new().nsec(20_000_000);
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What becomes of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

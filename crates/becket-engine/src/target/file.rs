@@ -7,7 +7,7 @@ mod way;
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use becket_image::{DirectIo, FileKind, FileSource};
+use becket_image::{DirectIo, FileKind, FileSource, zeroes::ZEROES};
 use io_uring::{opcode, squeue, types::FsyncFlags};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -26,9 +26,6 @@ use crate::{
     ring::fixed,
     slot::{Slot, Step, Way, errno_of},
 };
-
-/// Zeroes for files that cannot zero a range themselves.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A file or block device of this host.
 #[derive(Debug)]

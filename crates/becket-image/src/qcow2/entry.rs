@@ -4,6 +4,7 @@
 use crate::bytes::be64_at;
 use crate::image::Image;
 use crate::layer::LayerError;
+use crate::zeroes;
 
 /// The bits of an entry that are a place in the file.
 pub(super) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
@@ -14,7 +15,6 @@ pub(super) const ZERO: u64 = 1;
 pub(super) const COPIED: u64 = 1 << 63;
 /// Bytes of a table that are read at once.
 const CHUNK: u64 = 64 << 10;
-static ZEROES: [u8; CHUNK as usize] = [0; CHUNK as usize];
 
 /// Where the bytes of a compressed cluster are, and how many at most.
 pub(super) fn compressed_place(entry: u64, cluster_bits: u32) -> (u64, u64) {
@@ -39,7 +39,7 @@ pub(super) fn entries(
         let now = per_chunk.min(count - first);
         let bytes = image.read_vec(place + first * 8, usize::try_from(now * 8).unwrap_or(usize::MAX))?;
         // Most of a table that claims much is a hole.
-        if ZEROES.get(..bytes.len()) != Some(&bytes[..]) {
+        if !zeroes::is_all(&bytes) {
             for (number, entry) in (first..).zip(bytes.chunks_exact(8)) {
                 match be64_at(entry, 0) {
                     0 => {}

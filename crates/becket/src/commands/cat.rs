@@ -7,14 +7,11 @@ use super::{
     inside::{self, Inside, Named, Node, Thing},
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
-use becket_image::{Budget, Image, LayerError, NodeKind};
+use becket_image::{Budget, Image, LayerError, NodeKind, zeroes};
 use std::{
-    io::{self, IsTerminal as _, Write},
+    io::{IsTerminal as _, Write},
     sync::Arc,
 };
-
-/// Zeroes for a stream.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
     let mut status = 0;
@@ -83,18 +80,9 @@ fn stream(image: &Image, out: &mut impl Write) -> Result<(), Trouble> {
     let contents = ahead.plan(Arc::new(image.clone()), None);
     let mut written = 0;
     ahead.each(&contents, |at, bytes| {
-        zeroes(out, at - written)?;
+        zeroes::write(out, at - written)?;
         written = at + bytes.len() as u64;
         out.write_all(bytes)
     })?;
-    zeroes(out, image.len() - written).and_then(|()| out.flush()).map_err(Trouble::Write)
-}
-
-fn zeroes(out: &mut impl Write, mut count: u64) -> io::Result<()> {
-    while count > 0 {
-        let some = ZEROES.get(..usize::try_from(count).unwrap_or(usize::MAX)).unwrap_or(&ZEROES);
-        out.write_all(some)?;
-        count -= some.len() as u64;
-    }
-    Ok(())
+    zeroes::write(out, image.len() - written).and_then(|()| out.flush()).map_err(Trouble::Write)
 }

@@ -2,7 +2,9 @@
 //! Never reads a hole, or what the image knows to be zeroes.
 
 use super::bytes::{CHUNK, readers};
-use becket_image::{Filler, Fillers, Image, Opened, Place, Reach, ReadAt, Source, encoded::end_of_block};
+use becket_image::{
+    Filler, Fillers, Image, Opened, Place, Reach, ReadAt, Source, encoded::end_of_block, zeroes,
+};
 use rustix::fs::SeekFrom;
 use std::{
     fs::File,
@@ -16,8 +18,7 @@ use std::{
     time::Duration,
 };
 
-/// Zeroes to compare with and to write, and the bytes of a block that is compared.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+/// Bytes of a block that is compared with zeroes.
 pub(super) const BLOCK: usize = 4096;
 /// How many threads wait for a server, and for how many bytes each at most.
 const FETCHERS: usize = 8;
@@ -337,7 +338,7 @@ pub(super) fn without_zeroes(bytes: &[u8], block: usize) -> impl Iterator<Item =
     std::iter::from_fn(move || {
         let is_zero = |at: usize| {
             let rest = bytes.get(at..).unwrap_or_default();
-            is_zeroes(rest.get(..block).unwrap_or(rest))
+            zeroes::is_all(rest.get(..block).unwrap_or(rest))
         };
         while at < bytes.len() && is_zero(at) {
             at += block;
@@ -349,11 +350,6 @@ pub(super) fn without_zeroes(bytes: &[u8], block: usize) -> impl Iterator<Item =
         at = at.min(bytes.len());
         (start < at).then(|| (start, bytes.get(start..at).unwrap_or_default()))
     })
-}
-
-/// Whether all bytes are zeroes.
-pub(super) fn is_zeroes(bytes: &[u8]) -> bool {
-    bytes.chunks(ZEROES.len()).all(|part| ZEROES.get(..part.len()) == Some(part))
 }
 
 /// A stream, which takes chunks in their order.
@@ -377,13 +373,7 @@ impl Stream {
         use std::io::Write as _;
         let mut file = &self.file;
         let Some(bytes) = bytes else {
-            let mut left = chunk.len;
-            while left > 0 {
-                let some = ZEROES.get(..usize::try_from(left).unwrap_or(usize::MAX)).unwrap_or(&ZEROES);
-                file.write_all(some)?;
-                left -= some.len() as u64;
-            }
-            return Ok(());
+            return zeroes::write(&mut file, chunk.len);
         };
         file.write_all(bytes)
     }

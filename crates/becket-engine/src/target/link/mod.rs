@@ -21,6 +21,7 @@ use std::sync::{
 use becket_image::{
     DirectIo,
     link::{LinkSource, channel::Earlier},
+    zeroes::ZEROES,
 };
 use becket_uapi::nbd;
 use io_uring::{opcode, squeue};
@@ -39,9 +40,6 @@ use crate::{
     governor::Governor,
     slot::{Slot, Step, Way},
 };
-
-/// Zeroes for servers that cannot zero a range themselves.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An export of an NBD server.
 #[derive(Debug)]

@@ -13,11 +13,10 @@ use super::pool::Pool;
 use super::reader::{PATIENCE, SHORT, connections_of};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
+use crate::zeroes;
 
 /// Longest range that is zeroed at once, in bytes.
 const ZEROED: u64 = 64 << 20;
-/// Zeroes for a server that zeroes nothing by itself.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An export that is written. Threads may share it.
 #[derive(Debug)]
@@ -115,9 +114,9 @@ impl LinkWriter {
                 self.with(|connection| connection.zero(at, piece))?;
                 piece
             } else {
-                let zeroes = ZEROES.get(..usize::try_from(end - at).unwrap_or(usize::MAX)).unwrap_or(&ZEROES);
-                self.write_at(zeroes, at)?;
-                zeroes.len() as u64
+                let bytes = zeroes::some(end - at);
+                self.write_at(bytes, at)?;
+                bytes.len() as u64
             };
             at += done;
         }

@@ -61,12 +61,13 @@ pub fn holds(path: &Path, image: &Opened) -> bool {
     image.sources.iter().any(|source| source.identity() == Some(named))
 }
 
-/// Connects to an export to write to it, as it is stored.
+/// Connects to an export to write `len` bytes to it, as they are stored there. An image of Ceph is made where
+/// it does not exist.
 ///
 /// # Errors
 /// The URI names a path inside an image, or the server cannot be reached, or does not let the image be
 /// written.
-pub fn open_to_write(path: &Path) -> Result<LinkWriter, Error> {
+pub fn open_to_write(path: &Path, len: u64) -> Result<LinkWriter, Error> {
     let (uri, inside) = split(path);
     if !inside.is_empty() {
         let kind = std::io::ErrorKind::ReadOnlyFilesystem;
@@ -74,7 +75,7 @@ pub fn open_to_write(path: &Path) -> Result<LinkWriter, Error> {
         return Err(Error::Link { path: path.to_owned(), source: DialError::Io(why) });
     }
     let endpoint = endpoint(&uri)?;
-    LinkWriter::connect(&endpoint).map_err(|source| Error::Link { path: uri, source })
+    LinkWriter::connect(&endpoint, len).map_err(|source| Error::Link { path: uri, source })
 }
 
 /// `to_serve`: see [`LinkSource::open`].

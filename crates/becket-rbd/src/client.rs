@@ -1,20 +1,29 @@
 //! The program for one connection of a command. One that reads an image opens it read-only and never locks
 //! it; one that attaches it only asks here whether it could be written; one that writes it holds its lock.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use becket_image::link::helper::{Greeting, PROTOCOL, TRY, WRITE};
+use becket_image::link::Agreed;
+use becket_image::link::helper::{Greeting, PROTOCOL, Way};
 use becket_image::link::rbd::Rbd;
 use becket_uapi::handover::inherited_fd;
+use becket_uapi::nbd;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::cluster::{self, Refusal};
+use crate::cluster::{self, Made, Refusal};
 use crate::library::Image;
 use crate::lock::{self, NoLock};
 use crate::serve::{self, Connection, Progress};
+
+/// How long it goes on to open an image that it has made, although nobody waits for it.
+const GRACE: Duration = Duration::from_secs(30);
+/// How long an image may take to be closed.
+const ENDING: Duration = Duration::from_secs(5);
 
 fn socket() -> Result<OwnedFd, String> {
     inherited_fd(0).map_err(|error| error.to_string())
@@ -29,51 +38,75 @@ pub(crate) fn refuse_version(other: &str) {
     }
 }
 
-/// Serves the connection at standard input. `way`: see [`READ`](becket_image::link::helper::READ).
-pub(crate) fn main(name: &str, way: &str) -> Result<(), String> {
+/// Serves the connection at standard input.
+pub(crate) fn main(name: &str, way: Way) -> Result<(), String> {
     let stream = UnixStream::from(socket()?);
-    let is_open = ends_with(&stream).map_err(|error| error.to_string())?;
-    let opened = Rbd::parse(name).map_err(Refusal::new).and_then(|rbd| {
-        let read_only = rbd.snapshot.is_some();
-        if way == TRY && !read_only {
-            let _ = locked(rbd.clone())?.unlock();
-        }
-        let image = match way == WRITE && !read_only {
-            true => locked(rbd)?,
-            false => cluster::prepare(rbd)?.connect()?.open(true)?,
-        };
-        let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
-        Ok((image, size, read_only))
-    });
+    let is_open = ends_with(&stream, way).map_err(|error| error.to_string())?;
+    let mut made = None;
+    let opened = open(name, way, &mut made);
     is_open.store(true, Ordering::Release);
-    let (image, size, read_only) = match opened {
-        Ok(opened) => opened,
-        Err(Refusal { why, hint, errno, .. }) => {
-            let refused = Greeting::Refused { why, hint, errno };
-            return refused.send(&stream).map_err(|error| error.to_string());
-        }
+    let served = match opened {
+        Ok((image, agreed)) => serve(stream, Arc::new(image), agreed, way, made.clone()),
+        Err(Refusal { why, hint, errno, .. }) => Greeting::Refused { why, hint, errno }.send(&stream),
     };
-    let agreed = serve::agreed(size, read_only, true);
-    Greeting::Agreed(agreed).send(&stream).map_err(|error| error.to_string())?;
-    let (image, progress) = (Arc::new(image), Progress::of(size));
-    let writes = way == WRITE && !read_only;
-    let connection = Connection::start(stream.into(), &image, &progress, !writes);
-    connection.map_err(|error| error.to_string())?.join();
+    if let Some(made) = made {
+        made.ends();
+    }
+    served.map_err(|error| error.to_string())
+}
+
+/// Opens the image, and says what a connection to it offers. `made` is the image if this has made it.
+fn open(name: &str, way: Way, made: &mut Option<Arc<Made>>) -> Result<(Image, Agreed), Refusal> {
+    let mut rbd = Rbd::parse(name).map_err(Refusal::new)?;
+    let read_only = rbd.snapshot.is_some();
+    if let Way::Make(len) = way {
+        let cluster = cluster::prepare(rbd.clone())?.connect()?;
+        cluster.has_room()?;
+        let new = made.insert(Arc::new(cluster.make(len)?));
+        rbd.image.clone_from(&new.meanwhile);
+    }
+    if way == Way::Try && !read_only {
+        let _ = locked(rbd.clone())?.unlock();
+    }
+    let image = match way.writes() && !read_only {
+        true => locked(rbd)?,
+        false => cluster::prepare(rbd)?.connect()?.open(true)?,
+    };
+    let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
+    Ok((image, serve::agreed(size, read_only, true)))
+}
+
+/// Serves the connection until it ends, and closes the image.
+fn serve(
+    stream: UnixStream,
+    image: Arc<Image>,
+    agreed: Agreed,
+    way: Way,
+    made: Option<Arc<Made>>,
+) -> io::Result<()> {
+    Greeting::Agreed(agreed).send(&stream)?;
+    let progress = Progress::of(agreed.size);
+    let writes = way.writes() && !agreed.has(nbd::READ_ONLY);
+    Connection::start(stream.into(), &image, &progress, !writes, made)?.join();
     if writes {
         // Where that fails, the next one takes it from a client that is gone.
         let _ = image.unlock();
     }
+    serve::close(image, ENDING);
     Ok(())
 }
 
 /// Ends this process if nobody waits for it any more before it says that the image is open: the libraries
-/// wait for a cluster that does not answer for ever.
-fn ends_with(stream: &UnixStream) -> std::io::Result<Arc<AtomicBool>> {
+/// wait for a cluster that does not answer for ever. One that makes an image has some time to remove it.
+fn ends_with(stream: &UnixStream, way: Way) -> io::Result<Arc<AtomicBool>> {
     let (stream, is_open) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
     let opened = Arc::clone(&is_open);
     std::thread::spawn(move || {
         let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
         let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));
+        if matches!(way, Way::Make(_)) {
+            std::thread::sleep(GRACE);
+        }
         if !opened.load(Ordering::Acquire) {
             std::process::exit(1);
         }

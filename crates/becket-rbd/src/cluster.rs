@@ -5,10 +5,12 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use becket_image::link::rbd::Rbd;
 
-use crate::library::{Cluster, Errno, Image, Library};
+use crate::library::{Cluster, Errno, Image, Library, Pool};
 
 /// How long monitors may take until a connection to the cluster counts as impossible, in seconds.
 pub(crate) const PATIENCE: u32 = 10;
@@ -161,16 +163,35 @@ impl Connected {
         })
     }
 
-    /// Opens the image.
-    pub(crate) fn open(self, read_only: bool) -> Result<Image, Refusal> {
+    fn pool(&self) -> Result<Pool, Refusal> {
         let Connected { rbd, cluster } = self;
-        let user = rbd.id.as_deref().unwrap_or("admin");
         let pool = cluster.pool(&rbd.pool, rbd.namespace.as_deref());
-        let pool = explained(pool, |errno| match errno {
+        explained(pool, |errno| match errno {
             libc::ENOENT => Refusal::new(format!("the cluster has no pool named {:?}", rbd.pool))
                 .hint("see which there are: ceph osd lspools"),
             other => Refusal::new(format!("the pool {:?} cannot be used: {}", rbd.pool, said(other))),
+        })
+    }
+
+    /// Makes an image of so many bytes, under another name.
+    pub(crate) fn make(self, size: u64) -> Result<Made, Refusal> {
+        let pool = self.pool()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
+        let meanwhile = format!(".becket-{}-{now:x}", std::process::id());
+        explained(pool.make(&meanwhile, size), |errno| match errno {
+            libc::EPERM | libc::EACCES => {
+                Refusal::new(format!("the user may make no image in the pool {:?}", self.rbd.pool))
+            }
+            other => Refusal::new(format!("the image cannot be made: {}", said(other))),
         })?;
+        Ok(Made { pool, meanwhile, name: self.rbd.image, named: AtomicBool::new(false) })
+    }
+
+    /// Opens the image.
+    pub(crate) fn open(self, read_only: bool) -> Result<Image, Refusal> {
+        let pool = self.pool()?;
+        let Connected { rbd, .. } = self;
+        let user = rbd.id.as_deref().unwrap_or("admin");
         let image = pool.image(&rbd.image, rbd.snapshot.as_deref(), read_only);
         explained(image, |errno| {
             let namespace = rbd.namespace.as_deref();
@@ -199,6 +220,32 @@ impl Connected {
                 other => Refusal::new(format!("{place}/{name} cannot be opened: {}", said(other))),
             }
         })
+    }
+}
+
+/// An image that was made for a copy.
+pub(crate) struct Made {
+    pool: Pool,
+    /// The name that it has until it is complete.
+    pub(crate) meanwhile: String,
+    name: String,
+    named: AtomicBool,
+}
+
+impl Made {
+    /// Gives it its name.
+    pub(crate) fn name(&self) -> Result<(), Errno> {
+        self.pool.rename(&self.meanwhile, &self.name)?;
+        self.named.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Removes it, if it has no name. It must be closed.
+    pub(crate) fn ends(&self) {
+        if !self.named.load(Ordering::Acquire) {
+            // Who looks for images finds it under a name that says whose it was.
+            let _ = self.pool.remove(&self.meanwhile);
+        }
     }
 }
 

@@ -232,7 +232,7 @@ impl Maker for Device {
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         let read_only = !self.task.writes;
         let open = self.attend()?;
-        let connection = Connection::start(theirs.into(), &open.image, &open.progress, read_only);
+        let connection = Connection::start(theirs.into(), &open.image, &open.progress, read_only, None);
         self.connections.push((session, connection.map_err(broken)?));
         if self.session.replace(session).is_some_and(|known| known != session) {
             self.fresh = false;
@@ -253,18 +253,7 @@ impl Maker for Device {
             let (done, ended) = sync_channel(1);
             std::thread::spawn(move || {
                 let _ = image.unlock();
-                let mut image = image;
-                let until = Instant::now() + ENDING;
-                while Instant::now() < until {
-                    match Arc::try_unwrap(image) {
-                        Ok(image) => {
-                            drop(image);
-                            break;
-                        }
-                        Err(still) => image = still,
-                    }
-                    std::thread::sleep(Duration::from_millis(10));
-                }
+                serve::close(image, ENDING);
                 done.send(())
             });
             let _ = ended.recv_timeout(ENDING);

@@ -60,6 +60,11 @@ functions! {
     rados: rados_ioctx_create(Handle, *const c_char, *mut Handle) -> c_int;
     rados: rados_ioctx_set_namespace(Handle, *const c_char);
     rados: rados_ioctx_destroy(Handle);
+    rbd: rbd_image_options_create(*mut Handle);
+    rbd: rbd_image_options_destroy(Handle);
+    rbd: rbd_create4(Handle, *const c_char, u64, Handle) -> c_int;
+    rbd: rbd_rename(Handle, *const c_char, *const c_char) -> c_int;
+    rbd: rbd_remove(Handle, *const c_char) -> c_int;
     rbd: rbd_open(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd: rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd: rbd_close(Handle) -> c_int;
@@ -265,6 +270,33 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
+    /// Makes an image of so many bytes, with the features that the cluster's configuration gives.
+    pub(crate) fn make(&self, name: &str, size: u64) -> Result<(), Errno> {
+        let (name, library) = (text(name)?, self.cluster.library.0);
+        let mut options = null_mut();
+        // SAFETY: a place for a handle; then handles of ours and a string.
+        said(unsafe {
+            (library.rbd_image_options_create)(&raw mut options);
+            let made = (library.rbd_create4)(self.handle, name.as_ptr(), size, options);
+            (library.rbd_image_options_destroy)(options);
+            made
+        })
+    }
+
+    /// Gives an image another name, which no image has yet.
+    pub(crate) fn rename(&self, name: &str, other: &str) -> Result<(), Errno> {
+        let (name, other) = (text(name)?, text(other)?);
+        // SAFETY: a handle of ours, and strings.
+        said(unsafe { (self.cluster.library.0.rbd_rename)(self.handle, name.as_ptr(), other.as_ptr()) })
+    }
+
+    /// Removes an image, which must be closed.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), Errno> {
+        let name = text(name)?;
+        // SAFETY: a handle of ours, and a string.
+        said(unsafe { (self.cluster.library.0.rbd_remove)(self.handle, name.as_ptr()) })
+    }
+
     /// Opens an image, or a snapshot of it.
     pub(crate) fn image(self, name: &str, snapshot: Option<&str>, read_only: bool) -> Result<Image, Errno> {
         let (name, snapshot) = (text(name)?, snapshot.map(text).transpose()?);

@@ -14,7 +14,7 @@ mod serve;
 
 use std::process::ExitCode;
 
-use becket_image::link::helper::{CLIENT, PROTOCOL, READ, TRY, WRITE};
+use becket_image::link::helper::{CLIENT, PROTOCOL};
 
 fn main() -> ExitCode {
     let words: Vec<String> =
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["helper", PROTOCOL] => ended(device::main()),
-        [CLIENT, PROTOCOL, way @ (READ | TRY | WRITE), name] => ended(client::main(name, way)),
+        [CLIENT, PROTOCOL, way, name] => ended(way.parse().and_then(|way| client::main(name, way))),
         ["helper" | CLIENT, other, ..] if *other != PROTOCOL => {
             // What has started it reads a greeting or a report, and shows neither of another version.
             client::refuse_version(other);

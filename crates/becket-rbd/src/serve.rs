@@ -10,11 +10,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use becket_image::link::Agreed;
+use becket_image::link::helper::CMD_NAME;
 use becket_uapi::nbd::{self, Reply, Request};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
+use crate::cluster::Made;
 use crate::library::{Errno, Image, Work};
 
 /// The longest payload of a request, in bytes.
@@ -117,6 +120,8 @@ pub(crate) struct Connection {
     out: Mutex<Out>,
     changed: Condvar,
     read_only: bool,
+    /// The image was made for this connection, which gives it its name.
+    made: Option<Arc<Made>>,
 }
 
 impl Connection {
@@ -126,11 +131,12 @@ impl Connection {
         image: &Arc<Image>,
         progress: &Arc<Progress>,
         read_only: bool,
+        made: Option<Arc<Made>>,
     ) -> io::Result<Arc<Connection>> {
         let (out, changed) = Default::default();
         let (image, progress) = (Arc::clone(image), Arc::clone(progress));
         let stream = UnixStream::from(socket);
-        let connection = Arc::new(Connection { stream, image, progress, out, changed, read_only });
+        let connection = Arc::new(Connection { stream, image, progress, out, changed, read_only, made });
         let theirs = Arc::clone(&connection);
         std::thread::Builder::new().name("becket-conn".to_owned()).stack_size(256 << 10).spawn(
             move || {
@@ -207,6 +213,10 @@ impl Connection {
         let size = self.progress.size.load(Ordering::Relaxed);
         let inside =
             command == nbd::CMD_FLUSH || offset.checked_add(len).is_some_and(|end| end <= size && len > 0);
+        if let (CMD_NAME, Some(made)) = (command, &self.made) {
+            let errno = made.name().err().unwrap_or(0);
+            return self.answer(simple(cookie, errno, Vec::new(), weight));
+        }
         let writes = matches!(command, nbd::CMD_WRITE | nbd::CMD_TRIM | nbd::CMD_WRITE_ZEROES);
         let refused = |errno: Errno| self.answer(simple(cookie, errno, Vec::new(), weight));
         if writes && self.read_only {
@@ -310,6 +320,18 @@ impl Connection {
             self.changed.notify_all();
         }
         out.sending = false;
+    }
+}
+
+/// Closes an image that others may still hold for a moment.
+pub(crate) fn close(mut image: Arc<Image>, patience: Duration) {
+    let until = Instant::now() + patience;
+    while let Err(still) = Arc::try_unwrap(image) {
+        if Instant::now() >= until {
+            return;
+        }
+        image = still;
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

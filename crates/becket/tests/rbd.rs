@@ -7,11 +7,12 @@ mod common;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use becket_testkit::{Ran, Scratch, require_plain_machine, tool, wait_until};
 use common::ceph::{Cluster, attach, cluster, fuse, helpers};
+use common::nbd_server::Server;
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{scratch, text};
@@ -77,9 +78,6 @@ fn fuse_a_copy_is_written_to_an_image() {
         let words = ["copy", "--force", "--ceph-conf", conf.to_str().unwrap(), image.to_str().unwrap(), to];
         place.run(words)
     };
-    let ran = copy("rbd:rbd/copied");
-    fails(&ran, "rbd has no image \"copied\"");
-    assert!(ran.err.contains("rbd create --size 3145728B rbd/copied"), "{ran:?}");
     cluster.rbd(&["create", "--size", "3145728B", "rbd/copied"]);
     let ran = copy("rbd:rbd/copied");
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -93,6 +91,58 @@ fn fuse_a_copy_is_written_to_an_image() {
     place.ok(["detach", "--all"]);
     cluster.rbd(&["snap", "create", "--no-progress", "rbd/copied@s"]);
     fails(&copy("rbd:rbd/copied@s"), "a snapshot is only read");
+    fails(&copy("rbd:rbd/none@s"), "rbd has no image \"none@s\"");
+}
+
+/// It has its name once all of it is there, and is gone where it cannot be completed.
+#[test]
+fn a_copy_makes_the_image_that_is_missing() {
+    let name = "rbd::a_copy_makes_the_image_that_is_missing";
+    if !require_plain_machine(name, &["nbdkit"]) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let place = scratch();
+    let (image, out) = (place.path("a.img"), place.path("out.img"));
+    // Data, a long hole, and an end inside of a sector.
+    let file = fs::File::create(&image).unwrap();
+    file.write_all_at(&becket_testkit::image::random_bytes(48 << 20, 1), 0).unwrap();
+    file.write_all_at(b"end", (200 << 20) + 5).unwrap();
+    let (conf, image_name) = (cluster.conf(), image.to_str().unwrap());
+    let conf = conf.to_str().unwrap();
+    let copy = |from: &str, to: &str| place.run(["copy", "--ceph-conf", conf, from, to]);
+    let ran = copy(image_name, "rbd:rbd/made");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    cluster.rbd(&["export", "--no-progress", "rbd/made", out.to_str().unwrap()]);
+    assert!(fs::read(&out).unwrap() == fs::read(&image).unwrap());
+    let used: Value = serde_json::from_str(&cluster.rbd(&["du", "--format", "json", "rbd/made"])).unwrap();
+    assert!(used["images"][0]["used_size"].as_u64().unwrap() <= 56 << 20, "{used}");
+    fails(&copy(image_name, "rbd:rbd/made"), "it exists");
+    fails(&copy(image_name, "rbd:none/made"), "no pool named \"none\"");
+
+    // A source that takes four seconds: the copy is interrupted, killed, or finds its name taken.
+    let socket = place.path("s");
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-r", "--filter=rate", "-U"]).arg(&socket).args(["file", image_name, "rate=100M"]);
+    let server = Server::start(command, socket);
+    let names = || cluster.rbd(&["ls", "rbd"]);
+    let under_way = || names().contains(".becket-");
+    for end in ["INT", "KILL", "taken"] {
+        let mut ours = place.becket();
+        ours.args(["copy", "--ceph-conf", conf, &server.uri(""), "rbd:rbd/cut"]);
+        let child = ours.stderr(Stdio::piped()).spawn().unwrap();
+        assert!(wait_until(Duration::from_secs(20), under_way), "{}", names());
+        match end {
+            "taken" => drop(cluster.rbd(&["create", "--size", "1M", "rbd/cut"])),
+            signal => drop(tool(Command::new("kill").args(["-s", signal, &child.id().to_string()]))),
+        }
+        let ended = child.wait_with_output().unwrap();
+        assert!(!ended.status.success(), "{end}: {ended:?}");
+        assert!(wait_until(Duration::from_secs(20), || !under_way()), "{end}: {}", names());
+        let (said, taken) = (String::from_utf8_lossy(&ended.stderr), end == "taken");
+        assert!(!taken || said.contains("exists"), "{said}");
+        assert_eq!(names().lines().any(|name| name == "cut"), taken, "{end}: {}", names());
+    }
 }
 
 #[test]

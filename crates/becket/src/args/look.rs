@@ -149,7 +149,7 @@ Examples:
   becket copy --sparse dump.img small.img     # also finds blocks of zeroes
   becket copy disk.qcow2/p1 - | sha256sum
   becket copy --force disk.img /dev/sdx
-  becket copy --force disk.img rbd:POOL/IMAGE")]
+  becket copy disk.img rbd:POOL/IMAGE         # makes the image if there is none")]
 pub(crate) struct Copy {
     /// Image, or a path through an image
     #[arg(value_name = "SRC", value_hint = clap::ValueHint::AnyPath)]

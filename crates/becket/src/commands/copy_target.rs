@@ -169,7 +169,7 @@ impl Target {
         let failed = |error: io::Error| write_failure(&path, "it cannot be written", &error);
         let Some(file) = &self.file else {
             let Kind::Export(export) = &self.kind else { return Ok(None) };
-            return export.flush().map(|()| None).map_err(failed);
+            return export.finish().map(|()| None).map_err(failed);
         };
         match file.sync_all() {
             // A pipe has nothing to bring there.
@@ -191,7 +191,7 @@ impl Target {
     }
 }
 
-/// Connects to the export that is to hold `len` bytes of `source`.
+/// Connects to the export that is to hold `len` bytes of `source`, or has it made.
 fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Failure> {
     let path = fetched::written(&args.target, &args.options.store);
     let refused = |kind: &str, why: &str| refused(&path, kind, why);
@@ -199,17 +199,9 @@ fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Fa
     if becket_image::holds(&path, source) {
         return Err(refused("in_use", "it holds what is copied"));
     }
-    let export = becket_image::open_to_write(&path).map_err(|error| {
-        let missing = error.kind() == becket_image::ErrorKind::NotFound;
-        let name = args.target.to_string_lossy();
-        let image = name.strip_prefix("rbd:").filter(|_| missing).map(|name| name.split('?').next());
-        let failure = common::image_failure("write", &path, error);
-        match image.flatten() {
-            Some(image) => failure.hint(format!("rbd create --size {len}B {image}")),
-            None => failure,
-        }
-    })?;
-    if !args.force {
+    let export = becket_image::open_to_write(&path, len);
+    let export = export.map_err(|error| common::image_failure("write", &path, error))?;
+    if !args.force && !export.is_new() {
         return Err(refused("exists", "it exists").hint("--force replaces its bytes"));
     }
     if export.size() < len {

@@ -10,6 +10,7 @@ use becket_uapi::nbd::{self, Reply, Request, u32_at, u64_at};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::handshake::Agreed;
+use super::helper;
 
 /// Longest description of what is allocated, in bytes.
 const LONGEST_STATUS: u64 = 1 << 20;
@@ -192,6 +193,12 @@ impl Connection {
         self.done()
     }
 
+    /// Gives the image that was made for this connection its name: see [`helper`].
+    pub(super) fn name(&mut self) -> Result<(), Failure> {
+        self.ask(helper::CMD_NAME, 0, 0, 0)?;
+        self.done()
+    }
+
     /// Waits for an answer without data.
     fn done(&mut self) -> Result<(), Failure> {
         match self.chunk()? {
@@ -271,6 +278,8 @@ fn range_of(at: u64, len: u64, all: u64) -> Option<std::ops::Range<usize>> {
 /// The error that a number of the protocol stands for.
 fn said(number: u32) -> io::Error {
     match i32::try_from(number) {
+        // What a name that is taken gets: see `Connection::name`.
+        Ok(libc::EEXIST) => io::Error::from_raw_os_error(libc::EEXIST),
         Ok(number) if nbd::ERRORS.contains(&number.unsigned_abs()) => io::Error::from_raw_os_error(number),
         _ => io::Error::from_raw_os_error(libc::EIO),
     }

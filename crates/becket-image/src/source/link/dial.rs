@@ -87,7 +87,7 @@ pub fn dial(
     patience: Duration,
 ) -> Result<Dialed, DialError> {
     if let Server::Rbd(rbd) = &endpoint.server {
-        let (socket, agreed) = helper::connect(rbd, wanted, patience)?;
+        let (socket, agreed) = helper::connect(rbd, helper::Way::of(wanted), wanted.structured, patience)?;
         return Ok(Dialed { socket, agreed, relay: None });
     }
     let until = Instant::now() + patience;

@@ -5,11 +5,14 @@
 //! The program speaks first: the length of its [`Greeting`] in four bytes, most significant first, and the
 //! greeting as JSON. The transmission phase of NBD follows.
 
+use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -21,15 +24,12 @@ use super::rbd::Rbd;
 /// The program's file.
 pub const PROGRAM: &str = "becket-rbd";
 /// The version of what becket and the program say to each other. The program refuses any other.
-pub const PROTOCOL: &str = "3";
+pub const PROTOCOL: &str = "4";
 /// Its first word where it is started for one connection.
 pub const CLIENT: &str = "client";
-/// How an image is opened: to be read; the same, if it could be written; to be written, with its lock.
-pub const READ: &str = "read";
-/// See [`READ`].
-pub const TRY: &str = "try";
-/// See [`READ`].
-pub const WRITE: &str = "write";
+/// A request beside those of NBD: the image that was made ([`Way::Make`]) gets its name. The answer is a
+/// simple reply.
+pub const CMD_NAME: u16 = 0x4000;
 /// Where packages put it, if not beside becket.
 const PLACES: [&str; 2] = ["/usr/libexec/becket", "/usr/local/libexec/becket"];
 /// The longest greeting in bytes.
@@ -78,24 +78,73 @@ pub fn program() -> io::Result<PathBuf> {
     })
 }
 
-/// How an image is opened: [`READ`], [`TRY`] or [`WRITE`].
-fn way(wanted: Wanted) -> &'static str {
-    match wanted {
-        Wanted { writes: false, .. } => READ,
-        Wanted { keeps: false, .. } => TRY,
-        Wanted { .. } => WRITE,
+/// How the program opens an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// To be read.
+    Read,
+    /// To be read, if it could be written.
+    Try,
+    /// To be written, with its lock.
+    Write,
+    /// The same for a new one of that length in bytes. It has another name until [`CMD_NAME`], and is removed
+    /// without.
+    Make(u64),
+}
+
+impl Way {
+    /// What is wanted of an image that exists.
+    pub(super) fn of(wanted: Wanted) -> Way {
+        match wanted {
+            Wanted { writes: false, .. } => Way::Read,
+            Wanted { keeps: false, .. } => Way::Try,
+            Wanted { .. } => Way::Write,
+        }
+    }
+
+    /// Whether the connection writes.
+    pub fn writes(self) -> bool {
+        matches!(self, Way::Write | Way::Make(_))
     }
 }
 
-/// Starts the program for one connection to an image. It ends with the connection.
-pub(super) fn connect(rbd: &Rbd, wanted: Wanted, patience: Duration) -> Result<(OwnedFd, Agreed), DialError> {
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Read => f.write_str("read"),
+            Way::Try => f.write_str("try"),
+            Way::Write => f.write_str("write"),
+            Way::Make(len) => write!(f, "make:{len}"),
+        }
+    }
+}
+
+impl FromStr for Way {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Way, String> {
+        let known = [Way::Read, Way::Try, Way::Write].into_iter().find(|way| way.to_string() == text);
+        let makes = || text.strip_prefix("make:")?.parse().ok().map(Way::Make);
+        known.or_else(makes).ok_or_else(|| format!("{text:?} is not known"))
+    }
+}
+
+/// Starts the program for one connection to an image. It ends with the connection. Replies to reads come in
+/// chunks if that is wanted.
+pub(super) fn connect(
+    rbd: &Rbd,
+    way: Way,
+    structured: bool,
+    patience: Duration,
+) -> Result<(OwnedFd, Agreed), DialError> {
     let until = Instant::now() + patience;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new(program()?)
-        .args([CLIENT, PROTOCOL, way(wanted)])
-        .arg(rbd.to_string())
+        .args([CLIENT, PROTOCOL, &way.to_string(), &rbd.to_string()])
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
+        // It ends in order where a terminal interrupts this process.
+        .process_group(0)
         .spawn()?;
     // It ends when the connection does, and nobody else waits for it.
     std::thread::spawn(move || child.wait());
@@ -114,8 +163,8 @@ pub(super) fn connect(rbd: &Rbd, wanted: Wanted, patience: Duration) -> Result<(
         }
     };
     ours.set_read_timeout(None)?;
-    let allocation = agreed.allocation.filter(|_| wanted.structured);
-    Ok((ours.into(), Agreed { structured: wanted.structured, allocation, ..agreed }))
+    let allocation = agreed.allocation.filter(|_| structured);
+    Ok((ours.into(), Agreed { structured, allocation, ..agreed }))
 }
 
 fn heard(mut from: &UnixStream, until: Instant) -> io::Result<Greeting> {
@@ -142,4 +191,19 @@ fn heard(mut from: &UnixStream, until: Instant) -> io::Result<Greeting> {
     let mut text = vec![0; len as usize];
     take(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_comes_back_as_it_went() {
+        for way in [Way::Read, Way::Try, Way::Write, Way::Make(0), Way::Make(u64::MAX)] {
+            assert_eq!(way.to_string().parse(), Ok(way));
+        }
+        for text in ["", "make", "make:", "make:-1", "writes"] {
+            assert!(text.parse::<Way>().is_err(), "{text}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
+use super::helper::{self, Way};
 use super::pool::Pool;
 use super::reader::{PATIENCE, SHORT, connections_of};
 use super::tls::Trust;
@@ -23,14 +24,17 @@ const ZEROED: u64 = 64 << 20;
 pub struct LinkWriter {
     connections: Pool,
     agreed: Agreed,
+    /// It was made for this, and has no name yet.
+    new: bool,
 }
 
 impl LinkWriter {
-    /// Connects to an export, to write to it.
+    /// Connects to an export, to write `len` bytes to it. An image of Ceph that does not exist is made; it
+    /// has its name once [`LinkWriter::finish`] has succeeded.
     ///
     /// # Errors
     /// See [`dial()`]; `ReadOnlyFilesystem` where the server exports it read-only.
-    pub fn connect(endpoint: &Endpoint) -> Result<LinkWriter, DialError> {
+    pub fn connect(endpoint: &Endpoint, len: u64) -> Result<LinkWriter, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
         let wanted = Wanted { writes: true, keeps: true, ..Wanted::default() };
         let connected = |patience| {
@@ -38,7 +42,16 @@ impl LinkWriter {
             let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
             Ok::<_, DialError>((connection, agreed))
         };
-        let (first, agreed) = connected(PATIENCE)?;
+        let (first, agreed) = match (connected(PATIENCE), &endpoint.server) {
+            (Err(DialError::Helper { errno: libc::ENOENT, .. }), Server::Rbd(rbd))
+                if rbd.snapshot.is_none() =>
+            {
+                let (socket, agreed) = helper::connect(rbd, Way::Make(len), false, PATIENCE)?;
+                let connections = Pool::of(vec![Connection::new(socket, agreed, Some(PATIENCE))?], 1);
+                return Ok(LinkWriter { connections, agreed, new: true });
+            }
+            (outcome, _) => outcome?,
+        };
         if agreed.has(nbd::READ_ONLY) {
             let why = match &endpoint.server {
                 Server::Rbd(rbd) if rbd.snapshot.is_some() => "a snapshot is only read",
@@ -55,7 +68,12 @@ impl LinkWriter {
             }
         }
         let count = connections.len();
-        Ok(LinkWriter { connections: Pool::of(connections, count), agreed })
+        Ok(LinkWriter { connections: Pool::of(connections, count), agreed, new: false })
+    }
+
+    /// Whether it did not exist before.
+    pub fn is_new(&self) -> bool {
+        self.new
     }
 
     /// Length of the export in bytes.
@@ -104,7 +122,8 @@ impl LinkWriter {
     /// # Errors
     /// See [`LinkWriter::write_at`].
     pub fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        let (mut at, end) = (offset, offset + len);
+        // Nothing was written to a new one yet.
+        let (mut at, end) = (offset, if self.new { offset } else { offset + len });
         let can = self.agreed.has(nbd::SEND_WRITE_ZEROES);
         while at < end {
             // What ends inside of a unit is written.
@@ -123,15 +142,19 @@ impl LinkWriter {
         Ok(())
     }
 
-    /// Brings all that was written to the server's disk. A server that knows no flush does as it likes.
+    /// Brings all that was written to the server's disk, and gives a new image its name. A server that knows
+    /// no flush does as it likes.
     ///
     /// # Errors
-    /// See [`LinkWriter::write_at`].
-    pub fn flush(&self) -> io::Result<()> {
-        if !self.agreed.has(nbd::SEND_FLUSH) {
-            return Ok(());
+    /// See [`LinkWriter::write_at`]; `AlreadyExists` where another one has that name by now.
+    pub fn finish(&self) -> io::Result<()> {
+        if self.agreed.has(nbd::SEND_FLUSH) {
+            self.with(Connection::flush)?;
         }
-        self.with(Connection::flush)
+        if self.new {
+            self.with(Connection::name)?;
+        }
+        Ok(())
     }
 
     /// Has something done over a connection that is free, or will be. What was written over one that broke

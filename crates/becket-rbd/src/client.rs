@@ -1,15 +1,15 @@
-//! The program for one connection of a command. One that reads an image opens it read-only and never locks
+//! The program for the connections of one command. One that reads an image opens it read-only and never locks
 //! it; one that attaches it only asks here whether it could be written; one that writes it holds its lock.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use becket_image::link::Agreed;
-use becket_image::link::helper::{Greeting, PROTOCOL, Way};
+use becket_image::link::helper::{CONNECTIONS, Greeting, PROTOCOL, Way};
 use becket_image::link::rbd::Rbd;
 use becket_uapi::handover::inherited_fd;
 use becket_uapi::nbd;
@@ -34,7 +34,7 @@ pub(crate) fn refuse_version(other: &str) {
     let why = format!("becket-rbd speaks version {PROTOCOL}, and this becket version {other}");
     let hint = Some("install both of the same version".to_owned());
     if let Ok(socket) = socket() {
-        let _ = Greeting::Refused { why, hint, errno: libc::ENOTSUP }.send(&UnixStream::from(socket));
+        let _ = Greeting::Refused { why, hint, errno: libc::ENOTSUP }.send(&UnixStream::from(socket), &[]);
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn main(name: &str, way: Way) -> Result<(), String> {
     is_open.store(true, Ordering::Release);
     let served = match opened {
         Ok((image, agreed)) => serve(stream, Arc::new(image), agreed, way, made.clone()),
-        Err(Refusal { why, hint, errno, .. }) => Greeting::Refused { why, hint, errno }.send(&stream),
+        Err(Refusal { why, hint, errno, .. }) => Greeting::Refused { why, hint, errno }.send(&stream, &[]),
     };
     if let Some(made) = made {
         made.ends();
@@ -76,7 +76,7 @@ fn open(name: &str, way: Way, made: &mut Option<Arc<Made>>) -> Result<(Image, Ag
     Ok((image, serve::agreed(size, read_only, true)))
 }
 
-/// Serves the connection until it ends, and closes the image.
+/// Serves the connection and its further ones until they end, and closes the image.
 fn serve(
     stream: UnixStream,
     image: Arc<Image>,
@@ -84,10 +84,17 @@ fn serve(
     way: Way,
     made: Option<Arc<Made>>,
 ) -> io::Result<()> {
-    Greeting::Agreed(agreed).send(&stream)?;
+    let pairs = (1..CONNECTIONS).map(|_| UnixStream::pair()).collect::<io::Result<Vec<_>>>()?;
+    let theirs: Vec<_> = pairs.iter().map(|(_, theirs)| theirs.as_fd()).collect();
+    Greeting::Agreed(agreed).send(&stream, &theirs)?;
     let progress = Progress::of(agreed.size);
     let writes = way.writes() && !agreed.has(nbd::READ_ONLY);
-    Connection::start(stream.into(), &image, &progress, !writes, made)?.join();
+    let sockets = [stream].into_iter().chain(pairs.into_iter().map(|(ours, _)| ours));
+    let start =
+        |socket: UnixStream| Connection::start(socket.into(), &image, &progress, !writes, made.clone());
+    let connections = sockets.map(start).collect::<io::Result<Vec<_>>>()?;
+    connections.iter().for_each(|connection| connection.join());
+    drop(connections);
     if writes {
         // Where that fails, the next one takes it from a client that is gone.
         let _ = image.unlock();

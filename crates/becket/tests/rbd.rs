@@ -120,10 +120,10 @@ fn a_copy_makes_the_image_that_is_missing() {
     fails(&copy(image_name, "rbd:rbd/made"), "it exists");
     fails(&copy(image_name, "rbd:none/made"), "no pool named \"none\"");
 
-    // A source that takes four seconds: the copy is interrupted, killed, or finds its name taken.
+    // A source that takes twelve seconds: the copy is interrupted, killed, or finds its name taken.
     let socket = place.path("s");
     let mut command = Command::new("nbdkit");
-    command.args(["-f", "-r", "--filter=rate", "-U"]).arg(&socket).args(["file", image_name, "rate=100M"]);
+    command.args(["-f", "-r", "--filter=rate", "-U"]).arg(&socket).args(["file", image_name, "rate=32M"]);
     let server = Server::start(command, socket);
     let names = || cluster.rbd(&["ls", "rbd"]);
     let under_way = || names().contains(".becket-");

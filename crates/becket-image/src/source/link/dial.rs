@@ -87,7 +87,9 @@ pub fn dial(
     patience: Duration,
 ) -> Result<Dialed, DialError> {
     if let Server::Rbd(rbd) = &endpoint.server {
-        let (socket, agreed) = helper::connect(rbd, helper::Way::of(wanted), wanted.structured, patience)?;
+        let (sockets, agreed) = helper::connect(rbd, helper::Way::of(wanted), wanted.structured, patience)?;
+        let socket = sockets.into_iter().next();
+        let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         return Ok(Dialed { socket, agreed, relay: None });
     }
     let until = Instant::now() + patience;

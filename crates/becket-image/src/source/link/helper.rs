@@ -3,11 +3,13 @@
 //! It never searches `PATH`, nor any directory that another user could write to.
 //!
 //! The program speaks first: the length of its [`Greeting`] in four bytes, most significant first, and the
-//! greeting as JSON. The transmission phase of NBD follows.
+//! greeting as JSON, with the sockets of further connections. The transmission phase of NBD follows, over
+//! each.
 
 use std::fmt;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -15,6 +17,11 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 use serde::{Deserialize, Serialize};
 
 use super::error::DialError;
@@ -25,13 +32,15 @@ use super::rbd::Rbd;
 pub const PROGRAM: &str = "becket-rbd";
 /// The version of what becket and the program say to each other. The program refuses any other.
 pub const PROTOCOL: &str = "4";
-/// Its first word where it is started for one connection.
+/// Its first word where it is started for one user.
 pub const CLIENT: &str = "client";
 /// A request beside those of NBD: the image that was made ([`Way::Make`]) gets its name. The answer is a
 /// simple reply.
 pub const CMD_NAME: u16 = 0x4000;
 /// Where packages put it, if not beside becket.
 const PLACES: [&str; 2] = ["/usr/libexec/becket", "/usr/local/libexec/becket"];
+/// How many connections to an image the program gives, which may be used at once: a cluster takes its time.
+pub const CONNECTIONS: usize = 8;
 /// The longest greeting in bytes.
 const LONGEST: u32 = 16 << 10;
 
@@ -53,14 +62,21 @@ pub enum Greeting {
 }
 
 impl Greeting {
-    /// Says it.
+    /// Says it, with up to [`CONNECTIONS`] less one further connections.
     ///
     /// # Errors
     /// The connection is broken.
-    pub fn send(&self, mut to: &UnixStream) -> io::Result<()> {
+    pub fn send(&self, mut to: &UnixStream, further: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(self)?;
         let len = u32::try_from(text.len()).map_err(io::Error::other)?;
-        to.write_all(&[&len.to_be_bytes()[..], &text].concat())
+        let bytes = [&len.to_be_bytes()[..], &text].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CONNECTIONS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !further.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(further)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let sent = sendmsg(to, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        to.write_all(bytes.get(sent..).unwrap_or_default())
     }
 }
 
@@ -129,14 +145,14 @@ impl FromStr for Way {
     }
 }
 
-/// Starts the program for one connection to an image. It ends with the connection. Replies to reads come in
-/// chunks if that is wanted.
+/// Starts the program for connections to an image. It ends with them. Replies to reads come in chunks if that
+/// is wanted.
 pub(super) fn connect(
     rbd: &Rbd,
     way: Way,
     structured: bool,
     patience: Duration,
-) -> Result<(OwnedFd, Agreed), DialError> {
+) -> Result<(Vec<OwnedFd>, Agreed), DialError> {
     let until = Instant::now() + patience;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new(program()?)
@@ -148,9 +164,11 @@ pub(super) fn connect(
         .spawn()?;
     // It ends when the connection does, and nobody else waits for it.
     std::thread::spawn(move || child.wait());
-    let agreed = match heard(&ours, until) {
-        Ok(Greeting::Agreed(agreed)) => agreed,
-        Ok(Greeting::Refused { why, hint, errno }) => return Err(DialError::Helper { why, hint, errno }),
+    let (agreed, further) = match heard(&ours, until) {
+        Ok((Greeting::Agreed(agreed), further)) => (agreed, further),
+        Ok((Greeting::Refused { why, hint, errno }, _)) => {
+            return Err(DialError::Helper { why, hint, errno });
+        }
         Err(error) => {
             let why = match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
@@ -164,23 +182,34 @@ pub(super) fn connect(
     };
     ours.set_read_timeout(None)?;
     let allocation = agreed.allocation.filter(|_| structured);
-    Ok((ours.into(), Agreed { structured, allocation, ..agreed }))
+    let sockets = [ours.into()].into_iter().chain(further).collect();
+    Ok((sockets, Agreed { structured, allocation, ..agreed }))
 }
 
-fn heard(mut from: &UnixStream, until: Instant) -> io::Result<Greeting> {
+fn heard(from: &UnixStream, until: Instant) -> io::Result<(Greeting, Vec<OwnedFd>)> {
+    let mut further = Vec::new();
     let mut take = |bytes: &mut [u8]| {
         let mut rest = bytes;
         while !rest.is_empty() {
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             from.set_read_timeout(Some(left))?;
-            match from.read(rest) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(done) => rest = rest.get_mut(done..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(CONNECTIONS))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let got = match recvmsg(from, &mut [IoSliceMut::new(rest)], &mut ancillary, flags) {
+                Ok(got) if got.bytes == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => got.bytes,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            rest = rest.get_mut(got..).unwrap_or_default();
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    further.extend(fds);
+                }
             }
         }
-        Ok(())
+        Ok::<_, io::Error>(())
     };
     let mut len = [0; 4];
     take(&mut len)?;
@@ -190,11 +219,14 @@ fn heard(mut from: &UnixStream, until: Instant) -> io::Result<Greeting> {
     }
     let mut text = vec![0; len as usize];
     take(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
+    Ok((serde_json::from_slice(&text)?, further))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     #[test]
@@ -204,6 +236,22 @@ mod tests {
         }
         for text in ["", "make", "make:", "make:-1", "writes"] {
             assert!(text.parse::<Way>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn further_connections_come_with_the_greeting() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let pairs: Vec<_> = (1..CONNECTIONS).map(|_| UnixStream::pair().unwrap()).collect();
+        let far: Vec<_> = pairs.iter().map(|(far, _)| far.as_fd()).collect();
+        let agreed = Agreed { size: 7, ..Agreed::default() };
+        Greeting::Agreed(agreed).send(&theirs, &far).unwrap();
+        let (greeting, further) = heard(&ours, Instant::now() + Duration::from_secs(1)).unwrap();
+        assert!(matches!(greeting, Greeting::Agreed(Agreed { size: 7, .. })), "{greeting:?}");
+        assert_eq!(further.len(), pairs.len());
+        for ((_, near), socket) in pairs.iter().zip(further) {
+            UnixStream::from(socket).write_all(b"x").unwrap();
+            (&mut &*near).read_exact(&mut [0]).unwrap();
         }
     }
 }

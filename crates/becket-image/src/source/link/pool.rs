@@ -103,11 +103,11 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// Takes one that is free out of it.
+    /// Takes one that is free out of it, and ends the others that are.
     pub(super) fn let_go(&self) -> Option<Connection> {
         let mut state = self.state();
-        let connection = state.free.pop()?;
-        state.all = state.all.saturating_sub(1);
-        Some(connection)
+        let free = std::mem::take(&mut state.free);
+        state.all = state.all.saturating_sub(free.len());
+        free.into_iter().next()
     }
 }

@@ -12,6 +12,7 @@ use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
+use super::helper::{self, Way};
 use super::pool::Pool;
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
@@ -52,9 +53,9 @@ impl LinkReader {
         wanted: Wanted,
         trust: Option<&Trust>,
     ) -> Result<LinkReader, DialError> {
-        let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
-        let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
-        let connections = Pool::of(vec![connection], connections_of(endpoint, &agreed));
+        let (first, agreed) = first(endpoint, wanted, trust)?;
+        let most = first.len().max(connections_of(endpoint, &agreed));
+        let connections = Pool::of(first, most);
         Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connections })
     }
 
@@ -84,6 +85,10 @@ impl LinkReader {
     /// Makes another connection; `only`: there is none.
     fn again(&self, only: bool) -> io::Result<Connection> {
         match &self.from {
+            // Those that there were came by one program, and it is enough to start it once more.
+            From::Server(Endpoint { server: Server::Rbd(_), .. }, _) if !only => {
+                Err(io::ErrorKind::NotConnected.into())
+            }
             From::Server(endpoint, trust) => {
                 let wanted = Wanted { structured: self.agreed.structured, ..Wanted::default() };
                 let patience = if only { PATIENCE } else { SHORT };
@@ -137,7 +142,28 @@ impl LinkReader {
     }
 }
 
-/// How many connections may be used at once. An image of Ceph has a program for each.
+/// The first connections to an export: one, or those that the program gives which reaches it.
+pub(super) fn first(
+    endpoint: &Endpoint,
+    wanted: Wanted,
+    trust: Option<&Trust>,
+) -> Result<(Vec<Connection>, Agreed), DialError> {
+    let (sockets, agreed) = match &endpoint.server {
+        Server::Rbd(rbd) => helper::connect(rbd, Way::of(wanted), wanted.structured, PATIENCE)?,
+        _ => {
+            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
+            (vec![socket], agreed)
+        }
+    };
+    Ok((connections(sockets, agreed)?, agreed))
+}
+
+/// Connections over these sockets.
+pub(super) fn connections(sockets: Vec<OwnedFd>, agreed: Agreed) -> io::Result<Vec<Connection>> {
+    sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(PATIENCE))).collect()
+}
+
+/// How many connections may be made that are used at once. Those to an image of Ceph are there at once.
 pub(super) fn connections_of(endpoint: &Endpoint, agreed: &Agreed) -> usize {
     let shares = agreed.has(nbd::CAN_MULTI_CONN) && !matches!(endpoint.server, Server::Rbd(_));
     if shares { CONNECTIONS } else { 1 }

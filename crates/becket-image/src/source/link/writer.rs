@@ -11,7 +11,7 @@ use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
 use super::helper::{self, Way};
 use super::pool::Pool;
-use super::reader::{PATIENCE, SHORT, connections_of};
+use super::reader::{self, PATIENCE, SHORT, connections_of, first};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 use crate::zeroes;
@@ -37,20 +37,15 @@ impl LinkWriter {
     pub fn connect(endpoint: &Endpoint, len: u64) -> Result<LinkWriter, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
         let wanted = Wanted { writes: true, keeps: true, ..Wanted::default() };
-        let connected = |patience| {
-            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust.as_ref(), patience)?;
-            let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
-            Ok::<_, DialError>((connection, agreed))
-        };
-        let (first, agreed) = match (connected(PATIENCE), &endpoint.server) {
+        let (mut connections, agreed, new) = match (first(endpoint, wanted, trust.as_ref()), &endpoint.server)
+        {
             (Err(DialError::Helper { errno: libc::ENOENT, .. }), Server::Rbd(rbd))
                 if rbd.snapshot.is_none() =>
             {
-                let (socket, agreed) = helper::connect(rbd, Way::Make(len), false, PATIENCE)?;
-                let connections = Pool::of(vec![Connection::new(socket, agreed, Some(PATIENCE))?], 1);
-                return Ok(LinkWriter { connections, agreed, new: true });
+                let (sockets, agreed) = helper::connect(rbd, Way::Make(len), false, PATIENCE)?;
+                (reader::connections(sockets, agreed)?, agreed, true)
             }
-            (outcome, _) => outcome?,
+            (outcome, _) => outcome.map(|(connections, agreed)| (connections, agreed, false))?,
         };
         if agreed.has(nbd::READ_ONLY) {
             let why = match &endpoint.server {
@@ -59,16 +54,17 @@ impl LinkWriter {
             };
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why).into());
         }
-        let mut connections = vec![first];
         // A flush over one covers the writes of all.
         while connections.len() < connections_of(endpoint, &agreed) {
-            match connected(SHORT) {
-                Ok((connection, other)) if other == agreed => connections.push(connection),
+            match dial(endpoint, wanted, trust.as_ref(), SHORT) {
+                Ok(Dialed { socket, agreed: other, .. }) if other == agreed => {
+                    connections.push(Connection::new(socket, agreed, Some(PATIENCE))?);
+                }
                 _ => break,
             }
         }
         let count = connections.len();
-        Ok(LinkWriter { connections: Pool::of(connections, count), agreed, new: false })
+        Ok(LinkWriter { connections: Pool::of(connections, count), agreed, new })
     }
 
     /// Whether it did not exist before.

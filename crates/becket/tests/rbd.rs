@@ -127,7 +127,7 @@ fn a_copy_makes_the_image_that_is_missing() {
     let server = Server::start(command, socket);
     let names = || cluster.rbd(&["ls", "rbd"]);
     let under_way = || names().contains(".becket-");
-    for end in ["INT", "KILL", "taken"] {
+    for end in ["TERM", "KILL", "taken"] {
         let mut ours = place.becket();
         ours.args(["copy", "--ceph-conf", conf, &server.uri(""), "rbd:rbd/cut"]);
         let child = ours.stderr(Stdio::piped()).spawn().unwrap();

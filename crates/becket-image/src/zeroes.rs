@@ -6,7 +6,7 @@ use std::io::{self, Write};
 pub static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// So many zeroes, or as many as there are in [`ZEROES`].
-pub fn some(most: u64) -> &'static [u8] {
+pub(crate) fn some(most: u64) -> &'static [u8] {
     ZEROES.get(..usize::try_from(most).unwrap_or(usize::MAX)).unwrap_or(&ZEROES)
 }
 

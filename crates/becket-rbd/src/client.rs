@@ -8,22 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use becket_image::link::Agreed;
-use becket_image::link::helper::{CONNECTIONS, Greeting, PROTOCOL, Way};
+use becket_image::link::helper::{Greeting, PROTOCOL, Way};
 use becket_image::link::rbd::Rbd;
+use becket_image::link::{Agreed, CONNECTIONS};
 use becket_uapi::handover::inherited_fd;
 use becket_uapi::nbd;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::cluster::{self, Made, Refusal};
+use crate::cluster::{self, Connected, Made, Refusal};
 use crate::library::Image;
 use crate::lock::{self, NoLock};
 use crate::serve::{self, Connection, Progress};
 
 /// How long it goes on to open an image that it has made, although nobody waits for it.
 const GRACE: Duration = Duration::from_secs(30);
-/// How long an image may take to be closed.
-const ENDING: Duration = Duration::from_secs(5);
 
 fn socket() -> Result<OwnedFd, String> {
     inherited_fd(0).map_err(|error| error.to_string())
@@ -57,20 +55,21 @@ pub(crate) fn main(name: &str, way: Way) -> Result<(), String> {
 
 /// Opens the image, and says what a connection to it offers. `made` is the image if this has made it.
 fn open(name: &str, way: Way, made: &mut Option<Arc<Made>>) -> Result<(Image, Agreed), Refusal> {
-    let mut rbd = Rbd::parse(name).map_err(Refusal::new)?;
+    let rbd = Rbd::parse(name).map_err(Refusal::new)?;
     let read_only = rbd.snapshot.is_some();
-    if let Way::Make(len) = way {
-        let cluster = cluster::prepare(rbd.clone())?.connect()?;
-        cluster.has_room()?;
-        let new = made.insert(Arc::new(cluster.make(len)?));
-        rbd.image.clone_from(&new.meanwhile);
-    }
+    let connected = || cluster::prepare(rbd.clone())?.connect();
+    let with_room = || connected().and_then(|cluster| cluster.has_room().map(|()| cluster));
     if way == Way::Try && !read_only {
-        let _ = locked(rbd.clone())?.unlock();
+        let _ = locked(with_room()?)?.unlock();
     }
-    let image = match way.writes() && !read_only {
-        true => locked(rbd)?,
-        false => cluster::prepare(rbd)?.connect()?.open(true)?,
+    let image = if way.writes() && !read_only {
+        let mut cluster = with_room()?;
+        if let Way::Make(len) = way {
+            *made = Some(Arc::new(cluster.make(len)?));
+        }
+        locked(cluster)?
+    } else {
+        connected()?.open(true)?
     };
     let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
     Ok((image, serve::agreed(size, read_only, true)))
@@ -99,7 +98,7 @@ fn serve(
         // Where that fails, the next one takes it from a client that is gone.
         let _ = image.unlock();
     }
-    serve::close(image, ENDING);
+    serve::close(image);
     Ok(())
 }
 
@@ -122,10 +121,8 @@ fn ends_with(stream: &UnixStream, way: Way) -> io::Result<Arc<AtomicBool>> {
 }
 
 /// The image with its lock, where that is free and the user may take it.
-fn locked(rbd: Rbd) -> Result<Image, Refusal> {
-    let cluster = cluster::prepare(rbd)?.connect()?;
-    cluster.has_room()?;
-    let image: Image = cluster.open(false)?;
+fn locked(cluster: Connected) -> Result<Image, Refusal> {
+    let image = cluster.open(false)?;
     lock::take(&image, false, &[]).map_err(|no| match no {
         NoLock::Not(refusal) => refusal,
         NoLock::Lost(why) => Refusal::new(why),

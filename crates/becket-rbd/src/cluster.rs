@@ -5,7 +5,6 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use becket_image::link::rbd::Rbd;
@@ -173,8 +172,8 @@ impl Connected {
         })
     }
 
-    /// Makes an image of so many bytes, under another name.
-    pub(crate) fn make(self, size: u64) -> Result<Made, Refusal> {
+    /// Makes an image of so many bytes, under another name; that is what is opened from now on.
+    pub(crate) fn make(&mut self, size: u64) -> Result<Made, Refusal> {
         let pool = self.pool()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
         let meanwhile = format!(".becket-{}-{now:x}", std::process::id());
@@ -184,7 +183,8 @@ impl Connected {
             }
             other => Refusal::new(format!("the image cannot be made: {}", said(other))),
         })?;
-        Ok(Made { pool, meanwhile, name: self.rbd.image, named: AtomicBool::new(false) })
+        let name = std::mem::replace(&mut self.rbd.image, meanwhile.clone());
+        Ok(Made { pool, meanwhile, name })
     }
 
     /// Opens the image.
@@ -227,25 +227,20 @@ impl Connected {
 pub(crate) struct Made {
     pool: Pool,
     /// The name that it has until it is complete.
-    pub(crate) meanwhile: String,
+    meanwhile: String,
     name: String,
-    named: AtomicBool,
 }
 
 impl Made {
     /// Gives it its name.
     pub(crate) fn name(&self) -> Result<(), Errno> {
-        self.pool.rename(&self.meanwhile, &self.name)?;
-        self.named.store(true, Ordering::Release);
-        Ok(())
+        self.pool.rename(&self.meanwhile, &self.name)
     }
 
-    /// Removes it, if it has no name. It must be closed.
+    /// Removes it, if it has no name yet. It must be closed.
     pub(crate) fn ends(&self) {
-        if !self.named.load(Ordering::Acquire) {
-            // Who looks for images finds it under a name that says whose it was.
-            let _ = self.pool.remove(&self.meanwhile);
-        }
+        // Nothing is there where it has one. What cannot be removed has a name that says whose it was.
+        let _ = self.pool.remove(&self.meanwhile);
     }
 }
 

@@ -17,7 +17,7 @@ use becket_image::link::rbd::Rbd;
 use crate::cluster::{self, Prepared, Refusal};
 use crate::library::Image;
 use crate::lock::{self, NoLock};
-use crate::serve::{self, Connection, Count, Progress};
+use crate::serve::{self, Connection, Count, ENDING, Progress};
 
 /// How long a cluster is waited for until that is reported.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -25,8 +25,6 @@ const SILENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
 /// Why no request is carried out any more.
 const TAKEN: &str = "another client has taken its lock, or its pool is gone";
-/// How long the end of an image may take.
-const ENDING: Duration = Duration::from_secs(5);
 
 /// Serves a device until its supervisor is gone.
 pub(crate) fn main() -> Result<(), String> {
@@ -253,7 +251,7 @@ impl Maker for Device {
             let (done, ended) = sync_channel(1);
             std::thread::spawn(move || {
                 let _ = image.unlock();
-                serve::close(image, ENDING);
+                serve::close(image);
                 done.send(())
             });
             let _ = ended.recv_timeout(ENDING);

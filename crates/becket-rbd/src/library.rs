@@ -62,6 +62,7 @@ functions! {
     rados: rados_ioctx_destroy(Handle);
     rbd: rbd_image_options_create(*mut Handle);
     rbd: rbd_image_options_destroy(Handle);
+    rbd: rbd_image_options_set_uint64(Handle, c_int, u64) -> c_int;
     rbd: rbd_create4(Handle, *const c_char, u64, Handle) -> c_int;
     rbd: rbd_rename(Handle, *const c_char, *const c_char) -> c_int;
     rbd: rbd_remove(Handle, *const c_char) -> c_int;
@@ -88,6 +89,10 @@ functions! {
     rbd: rbd_watchers_list_cleanup(*mut Watcher, usize);
 }
 
+/// `RBD_IMAGE_OPTION_FEATURES_SET`: features beside those of the configuration.
+const FEATURES_SET: c_int = 8;
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+const EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
 const EXCLUSIVE: c_int = 0;
 
@@ -270,14 +275,17 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// Makes an image of so many bytes, with the features that the cluster's configuration gives.
+    /// Makes an image of so many bytes, with the features that the cluster's configuration gives, and a lock.
     pub(crate) fn make(&self, name: &str, size: u64) -> Result<(), Errno> {
         let (name, library) = (text(name)?, self.cluster.library.0);
         let mut options = null_mut();
         // SAFETY: a place for a handle; then handles of ours and a string.
         said(unsafe {
             (library.rbd_image_options_create)(&raw mut options);
-            let made = (library.rbd_create4)(self.handle, name.as_ptr(), size, options);
+            let mut made = (library.rbd_image_options_set_uint64)(options, FEATURES_SET, EXCLUSIVE_LOCK);
+            if made >= 0 {
+                made = (library.rbd_create4)(self.handle, name.as_ptr(), size, options);
+            }
             (library.rbd_image_options_destroy)(options);
             made
         })

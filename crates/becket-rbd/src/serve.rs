@@ -32,6 +32,8 @@ const STAGING: usize = 128 << 10;
 const BATCH: usize = 32;
 /// The number of the context of what is allocated.
 pub(crate) const ALLOCATION: u32 = 1;
+/// How long the end of an image may take.
+pub(crate) const ENDING: Duration = Duration::from_secs(5);
 /// The most ranges of one answer to what is allocated.
 const RANGES: usize = 4096;
 
@@ -324,8 +326,8 @@ impl Connection {
 }
 
 /// Closes an image that others may still hold for a moment.
-pub(crate) fn close(mut image: Arc<Image>, patience: Duration) {
-    let until = Instant::now() + patience;
+pub(crate) fn close(mut image: Arc<Image>) {
+    let until = Instant::now() + ENDING;
     while let Err(still) = Arc::try_unwrap(image) {
         if Instant::now() >= until {
             return;

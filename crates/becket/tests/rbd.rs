@@ -119,6 +119,15 @@ fn a_copy_makes_the_image_that_is_missing() {
     assert!(used["images"][0]["used_size"].as_u64().unwrap() <= 56 << 20, "{used}");
     fails(&copy(image_name, "rbd:rbd/made"), "it exists");
     fails(&copy(image_name, "rbd:none/made"), "no pool named \"none\"");
+    // It can be locked also where new images of the cluster cannot.
+    let (small, other) = (place.path("small.img"), place.path("plain.conf"));
+    fs::write(&small, [1; 4096]).unwrap();
+    let text = fs::read_to_string(conf).unwrap();
+    fs::write(&other, text.replacen("[global]", "[global]\nrbd default features = 1", 1)).unwrap();
+    let words = ["copy", "--ceph-conf", other.to_str().unwrap(), small.to_str().unwrap(), "rbd:rbd/plain"];
+    place.ok(words);
+    let info = cluster.rbd(&["info", "rbd/plain"]);
+    assert!(info.contains("features: layering, exclusive-lock"), "{info}");
 
     // A source that takes twelve seconds: the copy is interrupted, killed, or finds its name taken.
     let socket = place.path("s");

@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
 /// Bytes made of each corpus.
-const ROUNDS: u64 = 5_000;
+const ROUNDS: u64 = 20_000;
 
 /// The files of a corpus, in the order of their names.
 fn corpus(name: &str) -> Vec<(String, Vec<u8>)> {

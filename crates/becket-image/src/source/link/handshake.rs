@@ -19,6 +19,9 @@ const MESSAGE: usize = 200;
 /// The largest payload of a request where the server names none: what each must take.
 const USUAL_LARGEST: u32 = 32 << 20;
 
+/// How many connections to one export are used at once, where a flush over one of them covers all.
+pub const CONNECTIONS: usize = 8;
+
 /// What is asked of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wanted {

@@ -25,7 +25,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::error::DialError;
-use super::handshake::{Agreed, Wanted};
+use super::handshake::{Agreed, CONNECTIONS, Wanted};
 use super::rbd::Rbd;
 
 /// The program's file.
@@ -39,8 +39,6 @@ pub const CLIENT: &str = "client";
 pub const CMD_NAME: u16 = 0x4000;
 /// Where packages put it, if not beside becket.
 const PLACES: [&str; 2] = ["/usr/libexec/becket", "/usr/local/libexec/becket"];
-/// How many connections to an image the program gives, which may be used at once: a cluster takes its time.
-pub const CONNECTIONS: usize = 8;
 /// The longest greeting in bytes.
 const LONGEST: u32 = 16 << 10;
 

@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 pub use self::conn::Connection;
 pub use self::dial::{Dialed, dial};
 pub use self::error::DialError;
-pub use self::handshake::{Agreed, Handshake, Next, Refused, Wanted};
+pub use self::handshake::{Agreed, CONNECTIONS, Handshake, Next, Refused, Wanted};
 pub use self::names::{split_inside, with_inside};
 pub use self::probe::probe;
 use self::reader::LinkReader;

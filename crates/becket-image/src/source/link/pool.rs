@@ -1,9 +1,51 @@
 //! Connections to one server that threads share: each is used by one thread at a time.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use becket_uapi::nbd;
 
 use super::conn::{Connection, Failure};
+use super::dial::{Dialed, dial};
+use super::error::DialError;
+use super::handshake::{Agreed, CONNECTIONS, Wanted};
+use super::helper::{self, Way};
+use super::tls::Trust;
+use super::uri::{Endpoint, Server};
+
+/// How long a server may take for an answer, and for a negotiation.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take for each connection but the first: it may take no more.
+pub(super) const SHORT: Duration = Duration::from_secs(2);
+
+/// The first connections to an export: one, or all that the program gives which reaches it.
+pub(super) fn first(
+    endpoint: &Endpoint,
+    wanted: Wanted,
+    trust: Option<&Trust>,
+) -> Result<(Vec<Connection>, Agreed), DialError> {
+    let (sockets, agreed) = match &endpoint.server {
+        Server::Rbd(rbd) => helper::connect(rbd, Way::of(wanted), wanted.structured, PATIENCE)?,
+        _ => {
+            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
+            (vec![socket], agreed)
+        }
+    };
+    Ok((connections(sockets, agreed)?, agreed))
+}
+
+/// Connections over these sockets.
+pub(super) fn connections(sockets: Vec<OwnedFd>, agreed: Agreed) -> io::Result<Vec<Connection>> {
+    sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(PATIENCE))).collect()
+}
+
+/// Up to how many connections more are made. For an image of Ceph each would be a program of its own.
+pub(super) fn most(endpoint: &Endpoint, agreed: &Agreed) -> usize {
+    let shares = agreed.has(nbd::CAN_MULTI_CONN) && !matches!(endpoint.server, Server::Rbd(_));
+    if shares { CONNECTIONS } else { 1 }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -95,10 +137,12 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// One that was taken is broken. Another one may take its place.
+    /// One that was taken is broken, and so are most likely those that nobody uses. Others may take their
+    /// place.
     fn lost(&self) {
         let mut state = self.state();
-        state.all = state.all.saturating_sub(1);
+        let free = std::mem::take(&mut state.free);
+        state.all = state.all.saturating_sub(1 + free.len());
         drop(state);
         self.changed.notify_one();
     }
@@ -109,5 +153,38 @@ impl Pool {
         let free = std::mem::take(&mut state.free);
         state.all = state.all.saturating_sub(free.len());
         free.into_iter().next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// A connection, and the server's end.
+    fn pair() -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Connection::new(ours.into(), Agreed::default(), Some(PATIENCE)).unwrap(), theirs)
+    }
+
+    #[test]
+    fn one_that_breaks_takes_those_along_that_nobody_uses_and_one_is_made_for_all() {
+        let (connections, far): (Vec<_>, Vec<_>) = (0..4).map(|_| pair()).unzip();
+        let pool = Pool::of(connections, 1);
+        drop(far);
+        let none = |_| Err(io::ErrorKind::NotConnected.into());
+        assert!(matches!(pool.with(none, Connection::flush), Err(Failure::Broken(_))));
+        assert_eq!(pool.count(), 0);
+        let (connection, _far) = pair();
+        let (made, uses) = (Mutex::new(vec![connection]), |_: &mut Connection| Ok(()));
+        for _ in 0..3 {
+            let make = |only: bool| {
+                assert!(only);
+                made.lock().unwrap().pop().ok_or(io::ErrorKind::NotConnected.into())
+            };
+            assert!(pool.with(make, uses).is_ok());
+            assert_eq!(pool.count(), 1);
+        }
     }
 }

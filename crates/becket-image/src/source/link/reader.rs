@@ -3,31 +3,21 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
-
-use becket_uapi::nbd;
 
 use super::channel;
 use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
-use super::helper::{self, Way};
-use super::pool::Pool;
+use super::pool::{self, PATIENCE, Pool, SHORT};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 use crate::{Reach, ReadAt};
 
-/// How long a server may take for an answer, and for a negotiation.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest read at once, in bytes.
 const PIECE: u64 = 4 << 20;
 /// How often a read is begun again on another connection.
 const ATTEMPTS: u32 = 3;
-/// How many connections threads may use at once, where the server offers several.
-pub(super) const CONNECTIONS: usize = 8;
-/// How long the server may take for each of them but the first: it may take no more.
-pub(super) const SHORT: Duration = Duration::from_secs(2);
 
 /// Where connections come from.
 #[derive(Debug)]
@@ -53,9 +43,8 @@ impl LinkReader {
         wanted: Wanted,
         trust: Option<&Trust>,
     ) -> Result<LinkReader, DialError> {
-        let (first, agreed) = first(endpoint, wanted, trust)?;
-        let most = first.len().max(connections_of(endpoint, &agreed));
-        let connections = Pool::of(first, most);
+        let (first, agreed) = pool::first(endpoint, wanted, trust)?;
+        let connections = Pool::of(first, pool::most(endpoint, &agreed));
         Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connections })
     }
 
@@ -85,10 +74,6 @@ impl LinkReader {
     /// Makes another connection; `only`: there is none.
     fn again(&self, only: bool) -> io::Result<Connection> {
         match &self.from {
-            // Those that there were came by one program, and it is enough to start it once more.
-            From::Server(Endpoint { server: Server::Rbd(_), .. }, _) if !only => {
-                Err(io::ErrorKind::NotConnected.into())
-            }
             From::Server(endpoint, trust) => {
                 let wanted = Wanted { structured: self.agreed.structured, ..Wanted::default() };
                 let patience = if only { PATIENCE } else { SHORT };
@@ -140,33 +125,6 @@ impl LinkReader {
         }
         Ok(())
     }
-}
-
-/// The first connections to an export: one, or those that the program gives which reaches it.
-pub(super) fn first(
-    endpoint: &Endpoint,
-    wanted: Wanted,
-    trust: Option<&Trust>,
-) -> Result<(Vec<Connection>, Agreed), DialError> {
-    let (sockets, agreed) = match &endpoint.server {
-        Server::Rbd(rbd) => helper::connect(rbd, Way::of(wanted), wanted.structured, PATIENCE)?,
-        _ => {
-            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
-            (vec![socket], agreed)
-        }
-    };
-    Ok((connections(sockets, agreed)?, agreed))
-}
-
-/// Connections over these sockets.
-pub(super) fn connections(sockets: Vec<OwnedFd>, agreed: Agreed) -> io::Result<Vec<Connection>> {
-    sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(PATIENCE))).collect()
-}
-
-/// How many connections may be made that are used at once. Those to an image of Ceph are there at once.
-pub(super) fn connections_of(endpoint: &Endpoint, agreed: &Agreed) -> usize {
-    let shares = agreed.has(nbd::CAN_MULTI_CONN) && !matches!(endpoint.server, Server::Rbd(_));
-    if shares { CONNECTIONS } else { 1 }
 }
 
 impl ReadAt for LinkReader {

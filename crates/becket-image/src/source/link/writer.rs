@@ -10,8 +10,7 @@ use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
 use super::helper::{self, Way};
-use super::pool::Pool;
-use super::reader::{self, PATIENCE, SHORT, connections_of, first};
+use super::pool::{self, PATIENCE, Pool, SHORT};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 use crate::zeroes;
@@ -37,16 +36,16 @@ impl LinkWriter {
     pub fn connect(endpoint: &Endpoint, len: u64) -> Result<LinkWriter, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
         let wanted = Wanted { writes: true, keeps: true, ..Wanted::default() };
-        let (mut connections, agreed, new) = match (first(endpoint, wanted, trust.as_ref()), &endpoint.server)
-        {
-            (Err(DialError::Helper { errno: libc::ENOENT, .. }), Server::Rbd(rbd))
-                if rbd.snapshot.is_none() =>
-            {
-                let (sockets, agreed) = helper::connect(rbd, Way::Make(len), false, PATIENCE)?;
-                (reader::connections(sockets, agreed)?, agreed, true)
-            }
-            (outcome, _) => outcome.map(|(connections, agreed)| (connections, agreed, false))?,
-        };
+        let (mut connections, agreed, new) =
+            match (pool::first(endpoint, wanted, trust.as_ref()), &endpoint.server) {
+                (Err(DialError::Helper { errno: libc::ENOENT, .. }), Server::Rbd(rbd))
+                    if rbd.snapshot.is_none() =>
+                {
+                    let (sockets, agreed) = helper::connect(rbd, Way::Make(len), false, PATIENCE)?;
+                    (pool::connections(sockets, agreed)?, agreed, true)
+                }
+                (outcome, _) => outcome.map(|(connections, agreed)| (connections, agreed, false))?,
+            };
         if agreed.has(nbd::READ_ONLY) {
             let why = match &endpoint.server {
                 Server::Rbd(rbd) if rbd.snapshot.is_some() => "a snapshot is only read",
@@ -55,7 +54,7 @@ impl LinkWriter {
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why).into());
         }
         // A flush over one covers the writes of all.
-        while connections.len() < connections_of(endpoint, &agreed) {
+        while connections.len() < pool::most(endpoint, &agreed) {
             match dial(endpoint, wanted, trust.as_ref(), SHORT) {
                 Ok(Dialed { socket, agreed: other, .. }) if other == agreed => {
                     connections.push(Connection::new(socket, agreed, Some(PATIENCE))?);
@@ -118,8 +117,11 @@ impl LinkWriter {
     /// # Errors
     /// See [`LinkWriter::write_at`].
     pub fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        // Nothing was written to a new one yet.
-        let (mut at, end) = (offset, if self.new { offset } else { offset + len });
+        if self.new {
+            // It has nothing else there: a copy writes each range once.
+            return Ok(());
+        }
+        let (mut at, end) = (offset, offset + len);
         let can = self.agreed.has(nbd::SEND_WRITE_ZEROES);
         while at < end {
             // What ends inside of a unit is written.

@@ -15,12 +15,12 @@ use becket_uapi::handover::inherited_fd;
 use becket_uapi::nbd;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::cluster::{self, Connected, Made, Refusal};
+use crate::cluster::{self, Made, Refusal};
 use crate::library::Image;
 use crate::lock::{self, NoLock};
 use crate::serve::{self, Connection, Progress};
 
-/// How long it goes on to open an image that it has made, although nobody waits for it.
+/// How long it goes on to open an image that it may have made, although nobody waits for it.
 const GRACE: Duration = Duration::from_secs(30);
 
 fn socket() -> Result<OwnedFd, String> {
@@ -57,19 +57,26 @@ pub(crate) fn main(name: &str, way: Way) -> Result<(), String> {
 fn open(name: &str, way: Way, made: &mut Option<Arc<Made>>) -> Result<(Image, Agreed), Refusal> {
     let rbd = Rbd::parse(name).map_err(Refusal::new)?;
     let read_only = rbd.snapshot.is_some();
-    let connected = || cluster::prepare(rbd.clone())?.connect();
-    let with_room = || connected().and_then(|cluster| cluster.has_room().map(|()| cluster));
-    if way == Way::Try && !read_only {
-        let _ = locked(with_room()?)?.unlock();
+    let mut cluster = cluster::prepare(rbd)?.connect()?;
+    if way != Way::Read && !read_only {
+        cluster.has_room()?;
     }
-    let image = if way.writes() && !read_only {
-        let mut cluster = with_room()?;
-        if let Way::Make(len) = way {
-            *made = Some(Arc::new(cluster.make(len)?));
+    let image = match way {
+        Way::Write(len) if !read_only => {
+            let image = match cluster.open(false) {
+                Err(Refusal { errno: libc::ENOENT, .. }) => {
+                    *made = Some(Arc::new(cluster.make(len)?));
+                    cluster.open(false)
+                }
+                opened => opened,
+            };
+            locked(image?)?
         }
-        locked(cluster)?
-    } else {
-        connected()?.open(true)?
+        Way::Try if !read_only => {
+            let _ = locked(cluster.open(false)?)?.unlock();
+            cluster.open(true)?
+        }
+        _ => cluster.open(true)?,
     };
     let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
     Ok((image, serve::agreed(size, read_only, true)))
@@ -85,9 +92,10 @@ fn serve(
 ) -> io::Result<()> {
     let pairs = (1..CONNECTIONS).map(|_| UnixStream::pair()).collect::<io::Result<Vec<_>>>()?;
     let theirs: Vec<_> = pairs.iter().map(|(_, theirs)| theirs.as_fd()).collect();
-    Greeting::Agreed(agreed).send(&stream, &theirs)?;
+    let greeting = if made.is_some() { Greeting::Made(agreed) } else { Greeting::Agreed(agreed) };
+    greeting.send(&stream, &theirs)?;
     let progress = Progress::of(agreed.size);
-    let writes = way.writes() && !agreed.has(nbd::READ_ONLY);
+    let writes = matches!(way, Way::Write(_)) && !agreed.has(nbd::READ_ONLY);
     let sockets = [stream].into_iter().chain(pairs.into_iter().map(|(ours, _)| ours));
     let start =
         |socket: UnixStream| Connection::start(socket.into(), &image, &progress, !writes, made.clone());
@@ -103,14 +111,14 @@ fn serve(
 }
 
 /// Ends this process if nobody waits for it any more before it says that the image is open: the libraries
-/// wait for a cluster that does not answer for ever. One that makes an image has some time to remove it.
+/// wait for a cluster that does not answer for ever. One that may make an image has some time to remove it.
 fn ends_with(stream: &UnixStream, way: Way) -> io::Result<Arc<AtomicBool>> {
     let (stream, is_open) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
     let opened = Arc::clone(&is_open);
     std::thread::spawn(move || {
         let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
         let _ = rustix::io::retry_on_intr(|| poll(&mut fds, None));
-        if matches!(way, Way::Make(_)) {
+        if matches!(way, Way::Write(_)) {
             std::thread::sleep(GRACE);
         }
         if !opened.load(Ordering::Acquire) {
@@ -121,8 +129,7 @@ fn ends_with(stream: &UnixStream, way: Way) -> io::Result<Arc<AtomicBool>> {
 }
 
 /// The image with its lock, where that is free and the user may take it.
-fn locked(cluster: Connected) -> Result<Image, Refusal> {
-    let image = cluster.open(false)?;
+fn locked(image: Image) -> Result<Image, Refusal> {
     lock::take(&image, false, &[]).map_err(|no| match no {
         NoLock::Not(refusal) => refusal,
         NoLock::Lost(why) => Refusal::new(why),

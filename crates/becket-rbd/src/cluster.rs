@@ -188,7 +188,7 @@ impl Connected {
     }
 
     /// Opens the image.
-    pub(crate) fn open(self, read_only: bool) -> Result<Image, Refusal> {
+    pub(crate) fn open(&self, read_only: bool) -> Result<Image, Refusal> {
         let pool = self.pool()?;
         let Connected { rbd, .. } = self;
         let user = rbd.id.as_deref().unwrap_or("admin");

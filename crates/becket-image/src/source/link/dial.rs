@@ -13,7 +13,7 @@ use rustls::ClientConnection;
 
 use super::error::DialError;
 use super::handshake::{Agreed, Handshake, Next, Wanted};
-use super::helper;
+use super::helper::{self, Reached, Way};
 use super::relay;
 use super::tls::{self, Trust};
 use super::uri::{Endpoint, Server};
@@ -87,7 +87,8 @@ pub fn dial(
     patience: Duration,
 ) -> Result<Dialed, DialError> {
     if let Server::Rbd(rbd) = &endpoint.server {
-        let (sockets, agreed) = helper::connect(rbd, helper::Way::of(wanted), wanted.structured, patience)?;
+        let way = Way::of(wanted);
+        let Reached { sockets, agreed, .. } = helper::connect(rbd, way, wanted.structured, patience)?;
         let socket = sockets.into_iter().next();
         let socket = socket.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         return Ok(Dialed { socket, agreed, relay: None });

@@ -31,8 +31,9 @@ pub struct Wanted {
     pub structured: bool,
     /// The export is to be written, so what stands against that is an error.
     pub writes: bool,
-    /// This very connection writes it: a lock that its cluster has is held as long as it lasts.
-    pub keeps: bool,
+    /// This very connection writes so many bytes to it: a lock that its cluster has is held as long as it
+    /// lasts, and an image of Ceph that is missing is made.
+    pub copies: Option<u64>,
 }
 
 /// What was agreed on.

@@ -34,7 +34,7 @@ pub const PROGRAM: &str = "becket-rbd";
 pub const PROTOCOL: &str = "4";
 /// Its first word where it is started for one user.
 pub const CLIENT: &str = "client";
-/// A request beside those of NBD: the image that was made ([`Way::Make`]) gets its name. The answer is a
+/// A request beside those of NBD: the image that was made ([`Way::Write`]) gets its name. The answer is a
 /// simple reply.
 pub const CMD_NAME: u16 = 0x4000;
 /// Where packages put it, if not beside becket.
@@ -48,6 +48,8 @@ const LONGEST: u32 = 16 << 10;
 pub enum Greeting {
     /// The image is open.
     Agreed(Agreed),
+    /// The same, and it was made.
+    Made(Agreed),
     /// It cannot be.
     Refused {
         /// Why, in one sentence.
@@ -99,26 +101,19 @@ pub enum Way {
     Read,
     /// To be read, if it could be written.
     Try,
-    /// To be written, with its lock.
-    Write,
-    /// The same for a new one of that length in bytes. It has another name until [`CMD_NAME`], and is removed
-    /// without.
-    Make(u64),
+    /// To be written, with its lock. Where it is missing, one of that length in bytes is made, which has another
+    /// name until [`CMD_NAME`] and is removed without.
+    Write(u64),
 }
 
 impl Way {
-    /// What is wanted of an image that exists.
+    /// What is wanted of an image.
     pub(super) fn of(wanted: Wanted) -> Way {
         match wanted {
             Wanted { writes: false, .. } => Way::Read,
-            Wanted { keeps: false, .. } => Way::Try,
-            Wanted { .. } => Way::Write,
+            Wanted { copies: None, .. } => Way::Try,
+            Wanted { copies: Some(len), .. } => Way::Write(len),
         }
-    }
-
-    /// Whether the connection writes.
-    pub fn writes(self) -> bool {
-        matches!(self, Way::Write | Way::Make(_))
     }
 }
 
@@ -127,8 +122,7 @@ impl fmt::Display for Way {
         match self {
             Way::Read => f.write_str("read"),
             Way::Try => f.write_str("try"),
-            Way::Write => f.write_str("write"),
-            Way::Make(len) => write!(f, "make:{len}"),
+            Way::Write(len) => write!(f, "write:{len}"),
         }
     }
 }
@@ -137,10 +131,22 @@ impl FromStr for Way {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Way, String> {
-        let known = [Way::Read, Way::Try, Way::Write].into_iter().find(|way| way.to_string() == text);
-        let makes = || text.strip_prefix("make:")?.parse().ok().map(Way::Make);
-        known.or_else(makes).ok_or_else(|| format!("{text:?} is not known"))
+        let writes = || text.strip_prefix("write:")?.parse().ok().map(Way::Write);
+        let known = match text {
+            "read" => Some(Way::Read),
+            "try" => Some(Way::Try),
+            _ => writes(),
+        };
+        known.ok_or_else(|| format!("{text:?} is not known"))
     }
+}
+
+/// What the program has reached.
+pub(super) struct Reached {
+    pub(super) sockets: Vec<OwnedFd>,
+    pub(super) agreed: Agreed,
+    /// It has made the image.
+    pub(super) new: bool,
 }
 
 /// Starts the program for connections to an image. It ends with them. Replies to reads come in chunks if that
@@ -150,7 +156,7 @@ pub(super) fn connect(
     way: Way,
     structured: bool,
     patience: Duration,
-) -> Result<(Vec<OwnedFd>, Agreed), DialError> {
+) -> Result<Reached, DialError> {
     let until = Instant::now() + patience;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new(program()?)
@@ -162,8 +168,9 @@ pub(super) fn connect(
         .spawn()?;
     // It ends when the connection does, and nobody else waits for it.
     std::thread::spawn(move || child.wait());
-    let (agreed, further) = match heard(&ours, until) {
-        Ok((Greeting::Agreed(agreed), further)) => (agreed, further),
+    let (agreed, new, further) = match heard(&ours, until) {
+        Ok((Greeting::Agreed(agreed), further)) => (agreed, false, further),
+        Ok((Greeting::Made(agreed), further)) => (agreed, true, further),
         Ok((Greeting::Refused { why, hint, errno }, _)) => {
             return Err(DialError::Helper { why, hint, errno });
         }
@@ -181,7 +188,7 @@ pub(super) fn connect(
     ours.set_read_timeout(None)?;
     let allocation = agreed.allocation.filter(|_| structured);
     let sockets = [ours.into()].into_iter().chain(further).collect();
-    Ok((sockets, Agreed { structured, allocation, ..agreed }))
+    Ok(Reached { sockets, agreed: Agreed { structured, allocation, ..agreed }, new })
 }
 
 fn heard(from: &UnixStream, until: Instant) -> io::Result<(Greeting, Vec<OwnedFd>)> {
@@ -229,10 +236,10 @@ mod tests {
 
     #[test]
     fn a_way_comes_back_as_it_went() {
-        for way in [Way::Read, Way::Try, Way::Write, Way::Make(0), Way::Make(u64::MAX)] {
+        for way in [Way::Read, Way::Try, Way::Write(0), Way::Write(u64::MAX)] {
             assert_eq!(way.to_string().parse(), Ok(way));
         }
-        for text in ["", "make", "make:", "make:-1", "writes"] {
+        for text in ["", "write", "write:", "write:-1", "reads"] {
             assert!(text.parse::<Way>().is_err(), "{text}");
         }
     }

@@ -1,7 +1,6 @@
 //! Connections to one server that threads share: each is used by one thread at a time.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, CONNECTIONS, Wanted};
-use super::helper::{self, Way};
+use super::helper::{self, Reached, Way};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 
@@ -20,25 +19,22 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long it may take for each connection but the first: it may take no more.
 pub(super) const SHORT: Duration = Duration::from_secs(2);
 
-/// The first connections to an export: one, or all that the program gives which reaches it.
+/// The first connections to an export: one, or all that the program gives which reaches it; and whether it
+/// was made for them.
 pub(super) fn first(
     endpoint: &Endpoint,
     wanted: Wanted,
     trust: Option<&Trust>,
-) -> Result<(Vec<Connection>, Agreed), DialError> {
-    let (sockets, agreed) = match &endpoint.server {
+) -> Result<(Vec<Connection>, Agreed, bool), DialError> {
+    let Reached { sockets, agreed, new } = match &endpoint.server {
         Server::Rbd(rbd) => helper::connect(rbd, Way::of(wanted), wanted.structured, PATIENCE)?,
         _ => {
             let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
-            (vec![socket], agreed)
+            Reached { sockets: vec![socket], agreed, new: false }
         }
     };
-    Ok((connections(sockets, agreed)?, agreed))
-}
-
-/// Connections over these sockets.
-pub(super) fn connections(sockets: Vec<OwnedFd>, agreed: Agreed) -> io::Result<Vec<Connection>> {
-    sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(PATIENCE))).collect()
+    let connections = sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(PATIENCE)));
+    Ok((connections.collect::<io::Result<_>>()?, agreed, new))
 }
 
 /// Up to how many connections more are made. For an image of Ceph each would be a program of its own.

@@ -43,7 +43,7 @@ impl LinkReader {
         wanted: Wanted,
         trust: Option<&Trust>,
     ) -> Result<LinkReader, DialError> {
-        let (first, agreed) = pool::first(endpoint, wanted, trust)?;
+        let (first, agreed, _) = pool::first(endpoint, wanted, trust)?;
         let connections = Pool::of(first, pool::most(endpoint, &agreed));
         Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connections })
     }

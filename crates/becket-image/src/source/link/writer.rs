@@ -9,7 +9,6 @@ use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
-use super::helper::{self, Way};
 use super::pool::{self, PATIENCE, Pool, SHORT};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
@@ -35,17 +34,8 @@ impl LinkWriter {
     /// See [`dial()`]; `ReadOnlyFilesystem` where the server exports it read-only.
     pub fn connect(endpoint: &Endpoint, len: u64) -> Result<LinkWriter, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
-        let wanted = Wanted { writes: true, keeps: true, ..Wanted::default() };
-        let (mut connections, agreed, new) =
-            match (pool::first(endpoint, wanted, trust.as_ref()), &endpoint.server) {
-                (Err(DialError::Helper { errno: libc::ENOENT, .. }), Server::Rbd(rbd))
-                    if rbd.snapshot.is_none() =>
-                {
-                    let (sockets, agreed) = helper::connect(rbd, Way::Make(len), false, PATIENCE)?;
-                    (pool::connections(sockets, agreed)?, agreed, true)
-                }
-                (outcome, _) => outcome.map(|(connections, agreed)| (connections, agreed, false))?,
-            };
+        let wanted = Wanted { writes: true, copies: Some(len), ..Wanted::default() };
+        let (mut connections, agreed, new) = pool::first(endpoint, wanted, trust.as_ref())?;
         if agreed.has(nbd::READ_ONLY) {
             let why = match &endpoint.server {
                 Server::Rbd(rbd) if rbd.snapshot.is_some() => "a snapshot is only read",

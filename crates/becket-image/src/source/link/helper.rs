@@ -101,8 +101,8 @@ pub enum Way {
     Read,
     /// To be read, if it could be written.
     Try,
-    /// To be written, with its lock. Where it is missing, one of that length in bytes is made, which has another
-    /// name until [`CMD_NAME`] and is removed without.
+    /// To be written, with its lock. Where it is missing, one of that length in bytes is made, which has
+    /// another name until [`CMD_NAME`] and is removed without.
     Write(u64),
 }
 

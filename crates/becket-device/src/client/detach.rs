@@ -20,8 +20,8 @@ use crate::record::store::Store;
 use crate::system::kernel::System;
 use crate::system::users;
 
-/// How long a program that merely has the device open is waited for: those that look at every new device let
-/// go in less.
+/// How long is waited for a program that merely has the device open (those that look at every new device let
+/// go in less), and for clients of an export: its worker hears a moment later that they have gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Detaches the device that goes by a NAME, a path under /dev, or the path of its image, and waits until
@@ -39,7 +39,7 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
         }
         found => found?,
     };
-    if options.force && shape::of(device.info.transport).disk != Disk::None {
+    if options.force && !is_export(&device.info) {
         return Err(Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: "only an export can be taken from its clients".to_owned(),
@@ -105,7 +105,7 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
 
 /// Who uses a device. The clients of an export are not found below /proc.
 pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
-    if shape::of(info.transport).disk != Disk::None {
+    if !is_export(info) {
         return users::of(&disk_of(info));
     }
     let clients = health::connections(runtime, info).unwrap_or(0);
@@ -116,6 +116,10 @@ pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
         .collect()
 }
 
+fn is_export(info: &DeviceInfo) -> bool {
+    shape::of(info.transport).disk == Disk::None
+}
+
 /// Whether the device has a record, which its server removes when everything else is done.
 fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
     let found = store.device(&device.info.name)?;
@@ -123,8 +127,8 @@ fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
 }
 
 /// Retries until the device is unused, which `attempt` asks the kernel. Its users are searched for only when
-/// it is in use, because that takes a walk over /proc: lasting users are an error at once, passing ones only
-/// after a while.
+/// it is in use, because that takes a walk over /proc: lasting users are an error at once, passing ones and
+/// clients of an export only after a while.
 fn once_unused(
     info: &DeviceInfo,
     options: &DetachOptions,
@@ -139,7 +143,7 @@ fn once_unused(
         let late = Instant::now() >= deadline;
         if late || !looked {
             let users = who();
-            if late || !users.iter().all(users::passing) {
+            if late || !(is_export(info) || users.iter().all(users::passing)) {
                 return busy(users);
             }
             looked = true;

@@ -25,6 +25,11 @@ use crate::system::events::EVENTS;
 
 /// What the supervisor does for its clients.
 pub(crate) trait Service: Sync {
+    /// A call begins, and lasts until its answer is sent: then what is returned is dropped. The server does
+    /// not end before, since a caller that gets no answer calls the next one.
+    fn begins(&self) -> Box<dyn Send + '_> {
+        Box::new(())
+    }
     fn attach(&self, request: Attach, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error>;
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error>;
     fn list(&self) -> Vec<DeviceInfo>;
@@ -39,6 +44,10 @@ pub(crate) trait Service: Sync {
     fn hand_over(&self) -> Result<(), Error>;
 }
 
+/// How long a peer may leave an answer unread that fits no buffer: a server that is to end waits for it, and
+/// its successor waits no longer than `supervisor::PATIENCE`.
+const READER: Duration = Duration::from_secs(5);
+
 /// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root. `listens`
 /// is called once the peer only listens: then the server need not live for it.
 pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn Fn()) {
@@ -50,6 +59,7 @@ pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32, list
 
 fn exchange(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn Fn()) -> io::Result<()> {
     let peer = becket_uapi::peer::of(&stream)?.uid;
+    stream.set_write_timeout(Some(READER))?;
     let mut socket = Socket::new(stream);
     if peer != uid && peer != 0 {
         warn!("refused a connection of user {peer}");
@@ -67,6 +77,7 @@ fn exchange(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn F
             return tell_events(&mut socket, &call);
         }
         let begun = Instant::now();
+        let _until_sent = service.begins();
         let answer = answer(service, &call, fds).or_else(|error| serde_json::to_vec(&error))?;
         debug!("{} took {} us", call.method, begun.elapsed().as_micros());
         if !call.oneway {
@@ -86,7 +97,7 @@ static LISTENING: AtomicUsize = AtomicUsize::new(0);
 fn tell_events(socket: &mut Socket, call: &Call<Box<RawValue>>) -> io::Result<()> {
     let others = LISTENING.fetch_add(1, Ordering::SeqCst);
     let ended = match others < MOST_LISTENERS {
-        true => tell_each(socket, call),
+        true => socket.stream().set_write_timeout(None).and_then(|()| tell_each(socket, call)),
         false => {
             let message = format!("{MOST_LISTENERS} programs listen to events already");
             let error = Error::Failed { kind: ErrorKind::Server, message, hint: None };

@@ -99,7 +99,8 @@ impl Supervisor {
         busy == 0 && lock(&self.devices).is_empty()
     }
 
-    /// Whether a successor waits and nothing is being changed: its devices stay with their workers.
+    /// Whether a successor waits, nothing is being changed and every call is answered: its devices stay with
+    /// their workers.
     pub(crate) fn yields(&self) -> bool {
         self.stepping_down() && *lock(&self.busy) == 0
     }
@@ -322,7 +323,6 @@ impl Supervisor {
         name: &str,
         wish: impl FnOnce(&DeviceInfo) -> Result<Wish, Error>,
     ) -> Result<DeviceInfo, Error> {
-        let _busy = Busy::begin(self);
         let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
         let mut state = lock(&owned.state);
         if state.gone {
@@ -412,8 +412,11 @@ impl Supervisor {
 }
 
 impl Service for Supervisor {
+    fn begins(&self) -> Box<dyn Send + '_> {
+        Box::new(Busy::begin(self))
+    }
+
     fn attach(&self, request: Attach, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
-        let _busy = Busy::begin(self);
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Error::Failed {
                 kind: ErrorKind::Server,
@@ -459,7 +462,6 @@ impl Service for Supervisor {
     }
 
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error> {
-        let _busy = Busy::begin(self);
         let Some(owned) = self.await_owned(&request.name)? else {
             return self.detach_orphan(&request.name, request.lazy);
         };
@@ -580,7 +582,7 @@ impl Guarded for Supervisor {
     }
 }
 
-/// Counts a call that is under way.
+/// Counts a call, or a change, that is under way.
 struct Busy<'a>(&'a Supervisor);
 
 impl<'a> Busy<'a> {

@@ -367,6 +367,11 @@ impl Stage {
     }
 
     pub(super) fn with(abilities: Abilities) -> Stage {
+        Stage::waking(abilities, || {})
+    }
+
+    /// `wake` is the supervisor's.
+    pub(super) fn waking(abilities: Abilities, wake: impl Fn() + Send + Sync + 'static) -> Stage {
         let bench = Bench::new();
         let journal = Journal::default();
         let driver = Arc::new(FakeDriver { abilities, ..FakeDriver::new(&journal) });
@@ -377,7 +382,7 @@ impl Stage {
             Box::new(Arc::clone(&workers)),
             Guard::default(),
             Drivers::new(&OFFERS),
-            || {},
+            wake,
         );
         supervisor.drivers.set(Kind::Ublk, Arc::clone(&driver) as Arc<dyn Driver>);
         Stage { bench, journal, driver, workers, supervisor }

@@ -9,6 +9,8 @@ mod devices;
 #[cfg(test)]
 mod doubles;
 mod driver;
+#[cfg(test)]
+mod ending_tests;
 mod guard;
 mod introduction;
 mod isolation;

@@ -44,6 +44,7 @@ deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, corpora
 	$(CARGO) xtask ci --whole --only conformance-host --only guest
 	$(CARGO) build -p becket-rbd
 	BECKET_TEST_KILLS=300 $(CARGO) test -p becket --test rbd_life -- --nocapture
+	BECKET_LOSETUP_SEQUENCES=2000 $(CARGO) test -p becket --test losetup differential
 	$(CARGO) xtask soak
 
 book:  ## the guide as a book of web pages, in target/book (needs mdbook: `cargo install mdbook`)

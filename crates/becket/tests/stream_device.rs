@@ -203,9 +203,9 @@ fn fuse_each_packer_s_stream_is_attached_before_it_is_decoded() {
     }
     let place = scratch();
     let tree = place.dir("tree");
-    image::random(&tree.join("big"), 90 << 20, 4);
+    image::random(&tree.join("big"), 40 << 20, 4);
     let plain = place.path("d.img");
-    tool(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&plain).arg("200M"));
+    tool(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&plain).arg("100M"));
     let bytes = fs::read(&plain).unwrap();
     // The level makes xz slow.
     for (suffix, words) in [

@@ -227,7 +227,11 @@ impl InGuest {
                 // becket. On it, each data path and each command path has all of them once: batch commands
                 // with zero copy on 7.x, single commands with copying on 6.12.
                 let few = via != "ublk" || (self.series == Series::V7 && mode != Some("batch-zero-copy"));
-                let brief = if few && !whole { " --ops 2000" } else { "" };
+                let brief = match (whole, few) {
+                    (true, _) => "",
+                    (false, true) => " --ops 2000",
+                    (false, false) => " --ops 5000",
+                };
                 let mode = mode.map(|mode| format!(" --mode {mode}")).unwrap_or_default();
                 format!(
                     "rm -f {report}; becket-conformance --becket {BIN}/becket --via {via}{mode}{brief} \

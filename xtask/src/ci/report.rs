@@ -21,9 +21,9 @@ pub(crate) fn print(steps: &[Finished], took: Duration) -> u8 {
     let all = || steps.iter().flat_map(|step| &step.cases);
     println!("\n== steps");
     for step in steps {
-        println!("{:<22}{}", step.name, summary(&step.cases, step.took));
+        println!("{:<26}{}", step.name, summary(&step.cases, step.took));
     }
-    println!("{:<22}{:.0} s", "together", took.as_secs_f64());
+    println!("{:<26}{:.0} s", "together", took.as_secs_f64());
 
     let (passed, failed, skipped) = count(all());
     let with = |outcome| all().filter(move |case| case.outcome == outcome);

@@ -94,7 +94,7 @@ fn an_export_lives_from_its_command_to_its_detachment() {
     // A client that has gone, or is about to: its worker hears of it a moment later.
     let mut last = Client::connect(&socket, "other.img").unwrap();
     last.read(0, 512).unwrap();
-    assert_eq!(clients(&place), 1);
+    assert!(wait_until(Duration::from_secs(10), || clients(&place) == 1));
     let leaves = thread::spawn(move || {
         thread::sleep(Duration::from_millis(300));
         drop(last);

@@ -8,7 +8,7 @@ use crate::client::kernel_made::KernelDriver;
 use crate::client::list::resolve;
 use crate::client::{kernel_drivers, partitions, unrecorded};
 use crate::contract::messages::{Detach, OneDevice, Refresh};
-use crate::contract::shape::{self, Disk};
+use crate::contract::shape::has_disk;
 use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, User};
 use crate::control::client;
 use crate::control::health::{self, Concerns};
@@ -39,7 +39,7 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
         }
         found => found?,
     };
-    if options.force && !is_export(&device.info) {
+    if options.force && has_disk(device.info.transport) {
         return Err(Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: "only an export can be taken from its clients".to_owned(),
@@ -105,7 +105,7 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
 
 /// Who uses a device. The clients of an export are not found below /proc.
 pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
-    if !is_export(info) {
+    if has_disk(info.transport) {
         return users::of(&disk_of(info));
     }
     let clients = health::connections(runtime, info).unwrap_or(0);
@@ -114,10 +114,6 @@ pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
         .then(|| User { pid: 0, command: "clients of the export".to_owned(), how })
         .into_iter()
         .collect()
-}
-
-fn is_export(info: &DeviceInfo) -> bool {
-    shape::of(info.transport).disk == Disk::None
 }
 
 /// Whether the device has a record, which its server removes when everything else is done.
@@ -143,7 +139,7 @@ fn once_unused(
         let late = Instant::now() >= deadline;
         if late || !looked {
             let users = who();
-            if late || !(is_export(info) || users.iter().all(users::passing)) {
+            if late || (has_disk(info.transport) && !users.iter().all(users::passing)) {
                 return busy(users);
             }
             looked = true;

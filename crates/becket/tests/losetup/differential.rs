@@ -10,9 +10,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sequences that one run takes, if this does not say how many; a machine that emulates its processor takes
-/// fewer.
-const SEQUENCES: (u64, &str) = (500, "BECKET_LOSETUP_SEQUENCES");
+/// Sequences that one run takes; a machine that emulates its processor takes fewer.
+const SEQUENCES: u64 = 500;
+/// Another number of them.
+const COUNT: &str = "BECKET_LOSETUP_SEQUENCES";
 /// Sequences side by side.
 const LANES: usize = 4;
 /// The first seed, and how many, instead: to see one again.
@@ -32,9 +33,9 @@ fn no_sequence_tells_the_two_apart() {
     let count = if chosen.is_some() {
         1
     } else if becket_testkit::via() == "auto" {
-        env::var(SEQUENCES.1).map_or(SEQUENCES.0, |text| text.parse().expect("a number of sequences"))
+        env::var(COUNT).map_or(SEQUENCES, |text| text.parse().expect("BECKET_LOSETUP_SEQUENCES is a number"))
     } else {
-        SEQUENCES.0 / 10
+        SEQUENCES / 10
     };
     let first = chosen.unwrap_or(1);
     println!("seeds {first} to {}; {SEED}=N runs one", first + count - 1);

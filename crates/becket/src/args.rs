@@ -336,8 +336,13 @@ pub(crate) struct Umount {
 #[command(after_help = "\
 Examples:
   becket list
+  becket list disk.img              # what has this image
   becket list --json | jq -r '.devices[].device'")]
-pub(crate) struct List {}
+pub(crate) struct List {
+    /// List only these devices, names or images
+    #[arg(value_name = "TARGET")]
+    pub(crate) targets: Vec<OsString>,
+}
 
 /// Update devices to the changed size and partition table of their image
 #[derive(Debug, Args)]

@@ -94,15 +94,18 @@ struct Parsers {
     exports: Option<LineParser<ExportLine>>,
 }
 
-/// Whether it is the name of an image of an NBD server or of Ceph.
+/// Whether it names an image of a server: a URL, or an image of Ceph.
 fn is_on_a_server(image: &str) -> Result<bool, String> {
-    let named = becket_image::link::is_link(Path::new(image)) && !image.chars().any(char::is_control);
-    if named {
+    if image.chars().any(char::is_control) {
+        return Ok(false);
+    }
+    let link = becket_image::link::is_link(Path::new(image));
+    if link {
         let (uri, _) = becket_image::link::split_inside(image.as_ref());
         let endpoint = becket_image::link::Endpoint::parse(&uri.to_string_lossy());
         endpoint.map_err(|why| format!("{image:?} cannot be used: {why}"))?;
     }
-    Ok(named)
+    Ok(link || becket_fetch::is_remote(image.as_ref()))
 }
 
 fn parse(
@@ -123,7 +126,7 @@ fn parse(
     becket_device::check_name(name).map_err(|error| error.to_string())?;
     let netdev = is_on_a_server(image)?;
     if !netdev && !is_a_place(Path::new(image)) {
-        return Err(format!("{image:?} is not an absolute path"));
+        return Err(format!("{image:?} is not an absolute path, nor the name of an image of a server"));
     }
     let mut start = Start { netdev, ..Start::default() };
     let mut words = given.to_vec();
@@ -146,7 +149,7 @@ fn parse(
         }
     }
     words.push(format!("--name={name}").into());
-    // What follows the dashes of an export is a command. The image begins with a slash.
+    // What follows the dashes of an export is a command. No image begins with a dash.
     words.extend((!exported).then(|| "--".into()));
     words.push(image.into());
     let (image, device, export) = if exported {
@@ -208,7 +211,10 @@ mod tests {
         assert!(found.start.netdev && found.device.read_only);
         assert_eq!(found.image, Path::new("rbd:pool/image#p1"));
         assert_eq!(found.device.image.store.ceph_id.as_deref(), Some("me"));
-        assert!(one("a nbd://host/export").unwrap().start.netdev);
+        for url in ["nbd://host/export", "https://host/a.iso#p1", "s3://bucket/key", "oci://host/name:tag"] {
+            assert!(one(&format!("a {url} ro")).unwrap().start.netdev, "{url}");
+        }
+        assert!(one("a 'https://h/\r[Service]'").unwrap_err().contains("not an absolute path"));
         assert!(one("a rbd:image").unwrap_err().contains("it names no pool"));
     }
 

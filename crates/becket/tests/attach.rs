@@ -36,6 +36,30 @@ fn it_loads_no_library_but_libc() {
 }
 
 #[test]
+fn list_shows_what_is_meant() {
+    if !require_device("attach::list_shows_what_is_meant") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("one.img"), 1 << 20, 1);
+    image::random(&place.path("other.img"), 1 << 20, 2);
+    for (name, image) in [("a", "one.img"), ("b", "one.img"), ("c", "other.img")] {
+        place.ok(["attach", "--via", &via(), "-r", "--name", name, image]);
+    }
+    let listed = |targets: &[&str]| -> Vec<String> {
+        let reply = place.json([&["list"], targets].concat());
+        assert_eq!(reply["errors"], json!([]));
+        reply["devices"].as_array().unwrap().iter().map(|info| text(info, "name").to_owned()).collect()
+    };
+    assert_eq!(listed(&["one.img"]), ["a", "b"], "all devices of an image");
+    assert_eq!(listed(&["other.img", "a"]), ["a", "c"]);
+    let ran = place.run(["list", "c", "nothing.img"]);
+    assert_eq!((ran.code, ran.out.lines().count()), (1, 2), "{ran:?}");
+    assert!(ran.out.contains("other.img") && ran.err.contains("nothing.img"), "{ran:?}");
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
 fn round_trip() {
     if !require_device("attach::round_trip") {
         return;

@@ -19,6 +19,7 @@ use becket_testkit::{
     require_fuse, require_root, require_tools, require_ublk, tool, wait_until,
 };
 use common::fetched::{BLOCK, attach, block_of, fetchers, kills, open, random, read, read_and_kill};
+use common::nbd::Client;
 use common::one::{kill, only};
 use common::scratch;
 use common::web::{command, ext4, ok, run};
@@ -86,6 +87,27 @@ fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
     assert_eq!(says(), run(&place, &["--json", "store", "list"]).json()["objects"][0]["stored"]);
     drop(disk);
     place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_a_line_of_the_table_may_be_a_url() {
+    let name = "http_device::fuse_a_line_of_the_table_may_be_a_url";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 2 << 20);
+    let origin = Origin::start(bytes.clone());
+    let (url, socket) = (origin.url("/d.img"), place.path("s"));
+    fs::write(
+        place.path("tab"),
+        format!("disk {url} via=fuse,partitions=off\nout {url} nbd=unix:{}\n", socket.display()),
+    )
+    .unwrap();
+    let disk = ok(&place, &["attach", &format!("--tab={}", place.path("tab").display()), "disk", "out"]);
+    let disk = open(Path::new(disk.lines().next().unwrap()));
+    assert!(read(&disk, 7).unwrap().0 == block_of(&bytes, 7));
+    assert_eq!(Client::connect(&socket, "out").unwrap().read(4096, 4096).unwrap(), block_of(&bytes, 1));
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn all_output_is_as_described() {
         ("devices", &["attach", "--via", "fuse", "--name", "inner", "s.squashfs/inner.img"]),
         ("devices", &["export", "x.img", "--shared", "-r", "--name", "out", "--nbd", "unix:out.sock"]),
         ("list", &["list"]),
+        ("list", &["list", "nothing"]),
         ("stat", &["stat", "x", "disk", "inner", "none"]),
         ("watch", &["stat", "--watch", "50ms", "--count", "1", "x", "disk"]),
         ("why", &["why", "x", "disk", "inner", "cow", "none"]),

@@ -82,11 +82,16 @@ fn the_reference_holds_every_option_and_no_other() {
         if ["attach", "run", "mount"].contains(&command) {
             reported.extend(shared.clone());
         }
-        let help = place.ok([command, "--help"]);
+        let mut help = place.ok([command, "--help"]);
+        let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+        let list = list.take_while(|line| line.starts_with("  "));
+        let list = list
+            .filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty()));
+        let below: Vec<_> = list.filter(|name| *name != "help").map(str::to_owned).collect();
+        below.iter().for_each(|name| help.insert_str(0, &place.ok([command, name, "--help"])));
         // Only the options' own lines: prose and examples may name those of others.
         let own: String = help
             .lines()
-            .take_while(|line| !line.starts_with("Examples:"))
             .filter(|line| line.trim_start().starts_with('-'))
             .map(|line| format!("{line}\n"))
             .collect();

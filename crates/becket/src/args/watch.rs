@@ -9,8 +9,8 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 /// Show statistics of devices: requests, bytes, errors and latencies
 ///
-/// The numbers count since the device was attached. Those of a loop device are the kernel's: they include
-/// earlier images on the same loop device and have no percentiles. TARGET is a device path, a name or an
+/// The numbers count since the device was attached. Those of loop devices and of device-mapper are the
+/// kernel's, which has no percentiles. TARGET is a device path, a name or an
 /// image path.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -41,7 +41,7 @@ fn visible() -> Command {
 }
 
 /// Commands whose targets are devices that are attached.
-const OF_TARGETS: &str = "detach|refresh|set|stat|why";
+const OF_TARGETS: &str = "detach|list|refresh|set|stat|why";
 /// Commands whose operands are files.
 const OF_FILES: &str = "attach|cat|copy|cp|export|inspect|ls|map|mount|run";
 

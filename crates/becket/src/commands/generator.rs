@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn options_say_who_waits() {
         let (_, found) =
-            generated(b"a /a nofail\nb /b noauto\nc /nfs/c _netdev\nd /dev/mapper/vg-d nofail,_netdev\n");
+            generated(b"a /a nofail\nb /b noauto\nc /nfs/c _netdev\nd /dev/mapper/vg-d nofail,_netdev\ne https://host/e.iso nofail\n");
         let pulled: Vec<&str> =
             found.keys().map(String::as_str).filter(|name| name.contains("-fs.target")).collect();
         assert_eq!(
@@ -233,7 +233,8 @@ mod tests {
             [
                 "local-fs.target.wants/becket-attach@a.service",
                 "remote-fs.target.requires/becket-attach@c.service",
-                "remote-fs.target.wants/becket-attach@d.service"
+                "remote-fs.target.wants/becket-attach@d.service",
+                "remote-fs.target.wants/becket-attach@e.service"
             ]
         );
         let order = |name: &str| &found[&format!("becket-attach@{name}.service.d/50-beckettab.conf")];
@@ -244,6 +245,7 @@ mod tests {
             order("d").contains("After=dev-mapper-vg\\x2dd.device\n")
                 && !order("d").contains("Before=remote-fs")
         );
+        assert!(order("e").contains("Wants=network-online.target\nAfter=network-online.target\n"));
         assert!(found.contains_key("dev-becket-b.device.requires/becket-attach@b.service"));
     }
 

@@ -9,13 +9,23 @@ use crate::{
 };
 use becket_device::{DeviceInfo, DeviceState, Part};
 use serde_json::json;
-use std::path::Path;
+use std::{ffi::OsString, path::Path};
 
 const SIZE_COLUMN: usize = 3;
 const BLOCK_COLUMN: usize = 6;
+/// How what is said of a server begins, and the state that it is.
+const AWAY: [(&str, &str); 4] = [
+    ("waiting", "waiting"),
+    ("source changed", "source changed"),
+    ("source damaged", "source damaged"),
+    ("lost", "image lost"),
+];
 
-pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
+pub(crate) fn run(ui: &Ui, args: &args::List) -> Result<u8, Failure> {
     let devices = becket_device::list().map_err(|error| Failure::device("list", "the devices", &error))?;
+    if !args.targets.is_empty() {
+        return some(ui, devices, &args.targets);
+    }
     if ui.json {
         ui.value(&json!({ "devices": devices }))?;
         return Ok(0);
@@ -27,6 +37,30 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
     }
     show(ui, &devices)?;
     Ok(0)
+}
+
+/// Those of all devices that are meant.
+fn some(ui: &Ui, mut devices: Vec<DeviceInfo>, targets: &[OsString]) -> Result<u8, Failure> {
+    let (mut names, mut errors) = (Vec::new(), Vec::new());
+    for target in targets {
+        match becket_device::find(target) {
+            Ok(found) => names.push(found.name),
+            Err(becket_device::Error::Ambiguous { names: all, .. }) => names.extend(all),
+            Err(error) => {
+                let failure = Failure::device("list", target.display(), &error);
+                ui.failure(&failure);
+                errors.push(failure.to_json_of(target));
+            }
+        }
+    }
+    devices.retain(|info| names.contains(&info.name));
+    let code = u8::from(!errors.is_empty());
+    if ui.json {
+        ui.value(&json!({ "devices": devices, "errors": errors }))?;
+    } else if !devices.is_empty() {
+        show(ui, &devices)?;
+    }
+    Ok(code)
 }
 
 /// The table of devices, and what should be known of some of them.
@@ -67,10 +101,8 @@ fn image(info: &DeviceInfo) -> String {
 /// What it is doing, and how many clients an export has.
 fn state(info: &DeviceInfo) -> String {
     if let Some(away) = info.away.as_ref().filter(|_| info.state == DeviceState::Live) {
-        let state = ["waiting", "source changed", "source damaged", "lost"]
-            .into_iter()
-            .find(|state| away.starts_with(state));
-        return state.unwrap_or("reconnecting").to_owned();
+        let begins = |(begins, _): &&(&str, &str)| away.starts_with(begins);
+        return AWAY.iter().find(begins).map_or("reconnecting", |(_, state)| state).to_owned();
     }
     match info.connections {
         None => info.state.to_string() + &info.stored.and_then(stored).unwrap_or_default(),

@@ -204,7 +204,10 @@ impl Client {
             if at - before >= PROGRESS || at == end {
                 waits = self.waits();
             }
-            if let Err(trouble) = tried {
+            // Nor may a server drip by short answers.
+            let little = at < end && at - before < PROGRESS;
+            let drips = || Trouble::Again("the server sends a few bytes at a time".to_owned(), None);
+            if let Err(trouble) = tried.and_then(|()| if little { Err(drips()) } else { Ok(()) }) {
                 waits.bear(trouble)?;
             }
         }

@@ -1,7 +1,7 @@
 //! Compares an object with the digest that names it, once all its bytes are there.
 //! It never says that an object is whole which it has not read.
 //!
-//! `STORE/v1/ID/whole` says that it was compared; a chunk that turns out to be damaged takes that away.
+//! `STORE/v1/ID/whole` says that it was compared; a chunk that comes afterwards takes that away.
 
 use std::fs::{self, File};
 use std::io;
@@ -45,8 +45,12 @@ pub(crate) fn is_right(held: &Held) -> io::Result<bool> {
     Ok(right)
 }
 
-/// A chunk was damaged.
+/// A chunk has come: one that was damaged or lost is no longer what was compared.
+///
+/// # Errors
+/// The note stays.
 pub(crate) fn forget(held: &Held) -> io::Result<()> {
+    let Version::Digest(_) = held.meta.version else { return Ok(()) };
     match note(held).map(fs::remove_file) {
         Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -342,6 +342,7 @@ impl Object {
 
     /// Chunks are in the file, from `first` on and with these checksums.
     fn there(&self, first: u64, mut sums: Vec<u32>) -> Result<(), Error> {
+        digest::forget(&self.held).map_err(self.failed("its note cannot be removed"))?;
         match self.held.table.set(first, &sums, false) {
             // Without their entries the chunks are there as long as these processes know them.
             Err(error) if is_full(&error) => return Ok(()),
@@ -428,7 +429,7 @@ impl Object {
                     busy.good(chunk + 1, Where::File);
                     continue;
                 }
-                let clear = self.held.table.clear(chunk..chunk + 1).and_then(|()| digest::forget(&self.held));
+                let clear = self.held.table.clear(chunk..chunk + 1);
                 clear.map_err(self.failed("its table cannot be written"))?;
             }
             // One that is to be decoded was damaged in the store. Its turn comes, and that of the rest.

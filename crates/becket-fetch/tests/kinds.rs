@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use becket_fetch::{Error, Options, Place, Remote, open};
+use becket_fetch::{Error, Options, Place, Remote, Store, open};
 use becket_testkit::origin::{Origin, Reply};
 
 fn get(url: &str, store: &Path) -> Result<Remote, Error> {
@@ -113,4 +113,26 @@ fn bytes_that_are_not_those_of_the_digest_do_not_count() {
     origin.replace(vec![7; SIZE], "\"three\"");
     remote.bring_all().unwrap();
     assert!(std::fs::read(&remote.file).unwrap() == vec![7; SIZE]);
+}
+
+#[test]
+fn a_part_that_is_fetched_again_is_compared_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let origin = Origin::start(vec![7; SIZE]);
+    let url = origin.url("/a/b:c").replacen("http", "oci", 1);
+    origin.trick(|request, reply| match request.path.contains("manifests") {
+        true => with_body(manifest(SEVENS, SIZE)),
+        false => reply,
+    });
+    let remote = get(&url, dir.path()).unwrap();
+    remote.bring_all().unwrap();
+    let file = std::fs::File::options().write(true).open(&remote.file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"x", SIZE as u64 - 5).unwrap();
+    drop(remote);
+    let store = Store::open(Some(dir.path())).unwrap();
+    let entry = store.list().unwrap().remove(0);
+    assert!(store.verify(&entry, &mut |_| {}).unwrap().damaged > 0);
+    origin.replace(vec![8; SIZE], "\"two\"");
+    let error = get(&url, dir.path()).unwrap().bring_all().unwrap_err().to_string();
+    assert!(error.contains("not those of its digest"), "{error}");
 }

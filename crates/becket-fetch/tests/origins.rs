@@ -254,6 +254,19 @@ fn a_server_may_not_drip() {
     let failed = get(&origin, store.path()).unwrap_err();
     assert_eq!(failed.kind(), "origin_away", "{failed}");
     assert!(begun.elapsed() < Duration::from_secs(8));
+    // Or it is whole, and says that it is a part.
+    let bytes = body(4, 10);
+    origin.trick(move |request, reply| {
+        let range = request.header("range").unwrap().trim_start_matches("bytes=");
+        let start: usize = range.split('-').next().unwrap().parse().unwrap();
+        let body = bytes[start..start + 10].to_vec();
+        let part = format!("bytes {start}-{}/{}", start + 9, bytes.len());
+        Reply { body, ..reply.without("Content-Range").with("Content-Range", &part) }
+    });
+    let begun = Instant::now();
+    let failed = get(&origin, store.path()).unwrap_err();
+    assert_eq!(failed.kind(), "origin_away", "{failed}");
+    assert!(begun.elapsed() < Duration::from_secs(8));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod change;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -118,11 +119,18 @@ pub struct Served {
 /// What of a served device changes.
 #[derive(Debug)]
 struct Live {
-    queues: Vec<QueueId>,
+    /// By their numbers. A queue that comes takes the place of the one before it.
+    queues: BTreeMap<usize, QueueId>,
     /// For those who change it and those who ask; the queues have shares of their own.
     serving: Weak<Serving>,
     /// Keeps a device alive whose queues come and go, until it is left.
     kept: Option<(Arc<Serving>, Arc<Finally>)>,
+}
+
+impl Live {
+    fn all(&self) -> Vec<QueueId> {
+        self.queues.values().copied().collect()
+    }
 }
 
 impl Served {
@@ -175,7 +183,7 @@ impl Served {
         let queue = NewQueue { port, depth, number, serving, memory, batch: None, stats, on_closed };
         let thread = thread_of(self.first, number as u16, threads);
         let added = threads.add(thread, queue).map_err(failed)?;
-        self.live().queues.push(added);
+        self.live().queues.insert(number, added);
         Ok(added)
     }
 
@@ -185,7 +193,7 @@ impl Served {
     /// # Errors
     /// The I/O thread has ended.
     pub(crate) fn remove(&self, threads: &IoThreads, queue: QueueId) -> Result<(), ServeError> {
-        self.live().queues.retain(|other| *other != queue);
+        self.live().queues.retain(|_, other| *other != queue);
         threads.leave(queue).map_err(|source| ServeError::Engine { id: self.id, source })
     }
 
@@ -202,7 +210,7 @@ impl Served {
     pub fn leave(&self, threads: &IoThreads) -> Result<(), ServeError> {
         let (queues, kept) = {
             let mut live = self.live();
-            (live.queues.clone(), live.kept.take())
+            (live.all(), live.kept.take())
         };
         drop(kept);
         self.each(queues, |queue| threads.leave(queue))
@@ -214,7 +222,7 @@ impl Served {
     /// # Errors
     /// An I/O thread has ended.
     pub fn give_up_reads(&self, threads: &IoThreads, before: Instant) -> Result<(), ServeError> {
-        let queues = self.live().queues.clone();
+        let queues = self.live().all();
         self.each(queues, |queue| threads.give_up_reads(queue, before))
     }
 
@@ -283,7 +291,7 @@ impl Setup {
             queues.push((thread_of(served.first, number, threads), queue));
         }
         let queues = threads.add_all(queues).map_err(failed)?;
-        served.live.get_mut().unwrap_or_else(PoisonError::into_inner).queues = queues;
+        served.live.get_mut().unwrap_or_else(PoisonError::into_inner).queues = (0..).zip(queues).collect();
         Ok(served)
     }
 
@@ -321,7 +329,7 @@ impl Setup {
             None => serving,
         };
         let serving = Arc::new(serving.with_direct_io(direct_io));
-        let live = Live { queues: Vec::new(), serving: Arc::downgrade(&serving), kept: None };
+        let live = Live { queues: BTreeMap::new(), serving: Arc::downgrade(&serving), kept: None };
         let served = Served {
             id: self.id,
             first: self.first,

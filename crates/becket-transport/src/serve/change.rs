@@ -48,7 +48,7 @@ impl Served {
                 .with_direct_io(direct_io),
         };
         let new = Arc::new(new);
-        let queues = self.live().queues.clone();
+        let queues = self.live().all();
         threads
             .change(&queues, &old, &new, PATIENCE)
             .map_err(|source| ServeError::Change { id: self.id, source })?;

@@ -124,10 +124,12 @@ impl Connection {
                     let at = u64_at(&head, 0).and_then(|at| at.checked_sub(offset));
                     let hole = u64::from(u32_at(&head, 8).unwrap_or(0));
                     at.and_then(|at| range_of(at, hole, len))
+                        .filter(|hole| !hole.is_empty())
                         .ok_or_else(|| lie("the NBD server sent other bytes than it was asked for"))?;
                     covered += hole;
                 }
-                nbd::CHUNK_NONE if payload == 0 => {}
+                // It may only end an answer, so that each chunk brings it nearer to its end.
+                nbd::CHUNK_NONE if payload == 0 && last => {}
                 _ => return Err(self.other(kind, payload, last)?),
             }
             if covered > len {
@@ -149,18 +151,22 @@ impl Connection {
                 return Err(lie("the NBD server answers a question with nothing"));
             };
             match kind {
-                nbd::CHUNK_BLOCK_STATUS if (12..=LONGEST_STATUS).contains(&payload) && payload % 8 == 4 => {
+                // There is one context, and so one such chunk.
+                nbd::CHUNK_BLOCK_STATUS
+                    if (12..=LONGEST_STATUS).contains(&payload) && payload % 8 == 4 && found.is_empty() =>
+                {
                     let mut bytes = vec![0; usize::try_from(payload).unwrap_or(0)];
                     self.stream.read_exact(&mut bytes)?;
-                    if u32_at(&bytes, 0) == self.agreed.allocation && found.is_empty() {
-                        let extents = bytes.get(4..).unwrap_or_default().chunks_exact(8);
-                        found.extend(extents.filter_map(|extent| {
-                            let (len, state) = (u32_at(extent, 0)?, u32_at(extent, 4)?);
-                            Some((u64::from(len), state & nbd::STATE_ZERO == 0))
-                        }));
+                    if u32_at(&bytes, 0) != self.agreed.allocation {
+                        return Err(lie("the NBD server describes what it was not asked for"));
                     }
+                    let extents = bytes.get(4..).unwrap_or_default().chunks_exact(8);
+                    found.extend(extents.filter_map(|extent| {
+                        let (len, state) = (u32_at(extent, 0)?, u32_at(extent, 4)?);
+                        Some((u64::from(len), state & nbd::STATE_ZERO == 0))
+                    }));
                 }
-                nbd::CHUNK_NONE if payload == 0 => {}
+                nbd::CHUNK_NONE if payload == 0 && last => {}
                 _ => return Err(self.other(kind, payload, last)?),
             }
             if last {
@@ -292,6 +298,48 @@ impl Drop for Connection {
         let request = Request { command: nbd::CMD_DISC, ..Request::default() };
         if !self.passed_on && request.write(&mut bytes, false).is_some() {
             let _ = send(&self.stream, &bytes, SendFlags::DONTWAIT);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// A server that says the same chunk again and again, whatever it is asked, until nobody listens.
+    fn endless(chunk: &[u8]) -> Connection {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let agreed = Agreed { structured: true, allocation: Some(1), ..Agreed::default() };
+        let chunk = chunk.to_vec();
+        std::thread::spawn(move || while theirs.write_all(&chunk).is_ok() {});
+        Connection::new(ours.into(), agreed, Some(Duration::from_secs(10))).unwrap()
+    }
+
+    fn chunk(kind: u16, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; Reply::CHUNK_SIZE];
+        let len = payload.len() as u64;
+        Reply::Chunk { flags: 0, kind, cookie: 1, offset: 0, len }.write(&mut bytes, false).unwrap();
+        bytes.extend(payload);
+        bytes
+    }
+
+    #[test]
+    fn an_answer_without_an_end_is_none() {
+        let hole = [&0u64.to_be_bytes()[..], &0u32.to_be_bytes()].concat();
+        let status = [1u32, 512, 0].map(u32::to_be_bytes).concat();
+        let other = [2u32, 512, 0].map(u32::to_be_bytes).concat();
+        let none = chunk(nbd::CHUNK_NONE, &[]);
+        for words in [&none, &chunk(nbd::CHUNK_OFFSET_HOLE, &hole)] {
+            let failed = endless(words).read(&mut [0; 4096], 0);
+            assert!(matches!(failed, Err(Failure::Broken(_))), "{failed:?}");
+        }
+        for words in
+            [&none, &chunk(nbd::CHUNK_BLOCK_STATUS, &status), &chunk(nbd::CHUNK_BLOCK_STATUS, &other)]
+        {
+            let failed = endless(words).status(0, 4096);
+            assert!(matches!(failed, Err(Failure::Broken(_))), "{failed:?}");
         }
     }
 }

@@ -8,7 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustls::ClientConnection;
 
 use super::error::DialError;
@@ -36,7 +38,14 @@ pub struct Dialed {
 /// A connected socket. One of TCP is held as a unix one: reading, writing and deadlines are the same calls.
 fn connected(server: &Server, until: Instant) -> io::Result<UnixStream> {
     match server {
-        Server::Unix(path) => UnixStream::connect(path),
+        Server::Unix(path) => {
+            // One that accepts nobody has no room for more some day.
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left(until)?))?;
+            let reached = rustix::net::connect(&socket, &SocketAddrUnix::new(path)?);
+            reached.map_err(|errno| if errno == Errno::AGAIN { silent() } else { errno.into() })?;
+            Ok(UnixStream::from(socket))
+        }
         Server::Rbd(_) => Err(io::ErrorKind::Unsupported.into()),
         Server::Tcp { host, port } => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
@@ -264,5 +273,24 @@ fn explained(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => silent(),
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_accepts_nobody_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let reach = || connected(&Server::Unix(path.clone()), Instant::now() + Duration::from_millis(200));
+        let room: Vec<_> = std::iter::from_fn(|| reach().ok()).take(10).collect();
+        assert!((1..10).contains(&room.len()), "{room:?}");
+        assert_eq!(reach().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -42,8 +42,9 @@ pub(super) enum Attendance {
 
 /// The exports behind doors.
 pub(super) trait House: Send + Sync {
-    /// A client has come that wants an export.
-    fn visit(&self, number: u32, visitor: Visitor, fds: Vec<OwnedFd>);
+    /// A client has come to that door that wants an export. It gets no export of another door, whatever a
+    /// doorman says.
+    fn visit(&self, door: u64, number: u32, visitor: Visitor, fds: Vec<OwnedFd>);
     /// What a door shows, and how many connections there are of it.
     fn at(&self, door: u64) -> (Vec<Shown>, u32);
 }
@@ -256,7 +257,7 @@ impl Door {
                     else {
                         continue;
                     };
-                    exports.visit(number, Visitor::Nbd { terms, unread }, vec![socket]);
+                    exports.visit(self.key, number, Visitor::Nbd { terms, unread }, vec![socket]);
                     self.count();
                 }
                 Ok(Some((DoorReport::Refused { why }, _))) => {
@@ -293,7 +294,7 @@ impl Door {
                     let Some(exports) = self.exports.upgrade() else { return };
                     let number = exports.at(self.key).0.first().map(|shown| shown.number);
                     if let Some(number) = number {
-                        exports.visit(number, Visitor::VhostUser, vec![socket]);
+                        exports.visit(self.key, number, Visitor::VhostUser, vec![socket]);
                     }
                 }
                 Ok(_) => return,

@@ -118,24 +118,8 @@ impl Exports {
         lock(&self.all).get_mut(&number).map(what).ok_or_else(|| gone(self.kind, number))
     }
 
-    fn id(&self, number: u32) -> DeviceId {
-        DeviceId { kind: self.kind, number }
-    }
-}
-
-/// Has replies wait in a client's socket, so that they leave the worker by one call and it goes on. TCP finds
-/// its own size; a supervisor without the right to more gets what everybody may have.
-fn make_room(socket: &OwnedFd) {
-    if sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
-        && sockopt::set_socket_send_buffer_size_force(socket, ROOM).is_err()
-        && let Err(errno) = sockopt::set_socket_send_buffer_size(socket, ROOM)
-    {
-        warn!("replies to a client go in small parts: {errno}");
-    }
-}
-
-impl House for Exports {
-    fn visit(&self, number: u32, visitor: Visitor, fds: Vec<OwnedFd>) {
+    /// Passes a client of an export on to its worker, or has it wait for one.
+    fn admit(&self, number: u32, visitor: Visitor, fds: Vec<OwnedFd>) {
         fds.first().into_iter().for_each(make_room);
         let to = self.with(number, |exported| {
             if exported.added.stopped {
@@ -159,6 +143,32 @@ impl House for Exports {
         {
             warn!("a client is turned away: {error}");
             let _ = self.with(number, |exported| exported.sent = exported.sent.saturating_sub(1));
+        }
+    }
+
+    fn id(&self, number: u32) -> DeviceId {
+        DeviceId { kind: self.kind, number }
+    }
+}
+
+/// Has replies wait in a client's socket, so that they leave the worker by one call and it goes on. TCP finds
+/// its own size; a supervisor without the right to more gets what everybody may have.
+fn make_room(socket: &OwnedFd) {
+    if sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::set_socket_send_buffer_size_force(socket, ROOM).is_err()
+        && let Err(errno) = sockopt::set_socket_send_buffer_size(socket, ROOM)
+    {
+        warn!("replies to a client go in small parts: {errno}");
+    }
+}
+
+impl House for Exports {
+    fn visit(&self, door: u64, number: u32, visitor: Visitor, fds: Vec<OwnedFd>) {
+        let its = |exported: &mut Exported| exported.door.as_ref().is_some_and(|its| its.key() == door);
+        if self.with(number, its).unwrap_or(false) {
+            self.admit(number, visitor, fds);
+        } else {
+            warn!("a client of another address is turned away");
         }
     }
 
@@ -553,7 +563,7 @@ impl Driver for ExportDriver {
         worker.follow(id, hook);
         let _ = self.exports.with(number, |exported| exported.sent = exported.visits.begun);
         for (visitor, fds) in left.into_iter().chain(waiting.unwrap_or_default()) {
-            self.exports.visit(number, visitor, fds);
+            self.exports.admit(number, visitor, fds);
         }
         // One that was taken over has no door yet.
         let doorless =

@@ -2,7 +2,7 @@
 //! stable storage.
 //! Never opens or closes a path; descriptors come from outside and go when the last queue lets go.
 
-use std::{os::fd::BorrowedFd, sync::Arc};
+use std::{os::fd::BorrowedFd, sync::Arc, time::Duration};
 
 use becket_image::{DirectIo, Encoded, Grow, Map, Source};
 use rustix::io::Errno;
@@ -10,6 +10,9 @@ use rustix::io::Errno;
 use crate::growing::{Growing, Handle};
 use crate::target::{AnyTarget, SLOTS, Target};
 use crate::{Decoding, Error, Interceptor, decode::Layers};
+
+/// How long it takes until a thread that may wait looks again whether its sync has its turn.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// How requests of a device are served: the map of its image, the sources that it speaks of, and what may be
 /// done with them.
@@ -146,7 +149,12 @@ impl Serving {
     pub(crate) fn sync_now(&self) -> Result<(), Errno> {
         let mut from = 0;
         while let Some((source, target, covers)) = self.next_to_sync(from)? {
-            target.syncs().synced(covers, target.sync_now())?;
+            while !target.syncs().takes_turn() {
+                std::thread::sleep(PAUSE);
+            }
+            let synced = target.syncs().synced(covers, target.sync_now());
+            target.syncs().ends_turn();
+            synced?;
             from = source + 1;
         }
         Ok(())

@@ -70,6 +70,10 @@ pub(crate) enum Way {
     Trying,
     /// With a place in the window of its class.
     Governed,
+    /// As it is: a sync that has its source's [turn](crate::target::Syncs::takes_turn).
+    Syncing,
+    /// Not at all yet: a pause before it is seen whether the sync before it has ended.
+    Paused,
     /// Not at all yet: it stands in line for a place.
     Waiting,
     /// Not at all yet: the request has not begun, for its queue is held.

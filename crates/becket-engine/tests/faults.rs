@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::FileExt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -44,6 +44,42 @@ fn serving(
     let files = vec![source_of(file, direct).into()];
     let serving = Serving::new(Map::contiguous(0, 0, len), files, false, 1);
     Arc::new(serving.intercepted_by(interceptor))
+}
+
+/// The kernel tells the first sync of lost pages, and no other; and that sync takes a while.
+#[derive(Debug, Default)]
+struct TellsOnce(AtomicBool);
+
+impl Interceptor for TellsOnce {
+    fn fate(&self, operation: &Operation<'_>) -> Fate {
+        match operation.op {
+            Op::Flush if operation.waited => Fate::Fail(Errno::IO),
+            Op::Flush if !self.0.swap(true, Ordering::SeqCst) => Fate::Wait(Duration::from_millis(50)),
+            _ => Fate::Pass,
+        }
+    }
+}
+
+#[test]
+fn a_flush_beside_one_that_hears_of_lost_pages_fails_too() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[0; PAGE as usize]);
+    let serving = serving(&file, PAGE, false, Arc::new(TellsOnce::default()));
+    let flushes = || vec![step(Op::Flush, 0, 0)];
+    for (_, result, _) in run(&threads, 0, &serving, vec![flushes(), flushes(), flushes()]) {
+        assert_eq!(result, Err(Errno::IO));
+    }
+}
+
+#[test]
+fn a_durable_write_through_the_cache_syncs_and_its_failure_stays() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[0; PAGE as usize]);
+    let serving = serving(&file, PAGE, false, Arc::new(TellsOnce::default()));
+    let steps = vec![write(0, &[1; 512], true), step(Op::Flush, 0, 0)];
+    for (_, result, _) in run(&threads, 0, &serving, vec![steps]) {
+        assert_eq!(result, Err(Errno::IO));
+    }
 }
 
 #[test]

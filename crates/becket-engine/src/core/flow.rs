@@ -216,9 +216,17 @@ impl Core {
     /// The operation of `tag` has no place any more, if it had one.
     fn left(&mut self, now: u64, tag: u16, moved: u64) {
         let slot = &self.slab[usize::from(tag)];
-        if slot.way == Way::Governed {
-            let class = Class::of(slot.request.op);
-            self.governor.ended(class, now, work(class, moved));
+        match slot.way {
+            Way::Governed => {
+                let class = Class::of(slot.request.op);
+                self.governor.ended(class, now, work(class, moved));
+            }
+            Way::Syncing => {
+                if let Some(target) = self.serving.target(slot.source) {
+                    target.syncs().ends_turn();
+                }
+            }
+            _ => {}
         }
     }
 
@@ -319,11 +327,20 @@ fn completed(serving: &Serving, slot: &mut Slot, queue: usize, result: i32) -> R
 
 /// Takes in the result of a sync.
 fn synced(target: &AnyTarget, slot: &mut Slot, result: i32) -> Result<(), Errno> {
-    let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
-    if outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES {
-        slot.retries += 1;
+    if slot.way == Way::Paused {
         return Ok(());
     }
-    slot.source += 1;
-    target.syncs().synced(slot.covers, outcome)
+    let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
+    let again = outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES;
+    let worth = if again {
+        slot.retries += 1;
+        Ok(())
+    } else {
+        slot.source += 1;
+        target.syncs().synced(slot.covers, outcome)
+    };
+    if std::mem::replace(&mut slot.way, Way::Free) == Way::Syncing {
+        target.syncs().ends_turn();
+    }
+    worth
 }

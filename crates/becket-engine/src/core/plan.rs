@@ -2,16 +2,26 @@
 //! Queues nothing, and knows neither kinds of sources nor how results are reported.
 
 use becket_image::{Encoded, Extent, Place};
-use io_uring::squeue;
+use io_uring::{opcode, squeue, types::Timespec};
 use rustix::io::Errno;
 
 use super::{change::first_slot, fill::Copied, loads::memory_of, state::Core};
 use crate::{
     Data, Op, Request,
     ring::Transfer,
-    slot::{MAX_OPERATION, NO_SOURCE, Step, Way},
+    slot::{MAX_OPERATION, MAX_RETRIES, NO_SOURCE, Step, Way},
     target::{Piece, Straight, Target as _},
 };
+
+/// How long it takes until it is seen again whether a sync has its turn.
+static PAUSES: [Timespec; 6] = [micros(50), micros(100), micros(200), micros(400), micros(800), micros(1600)];
+
+const fn micros(micros: u32) -> Timespec {
+    Timespec::new().nsec(micros * 1000)
+}
+
+/// So many of them count among a request's attempts: some are left for what is interrupted.
+const PAUSED: u8 = MAX_RETRIES / 2;
 
 impl Core {
     /// What a request needs next.
@@ -25,7 +35,7 @@ impl Core {
             let left = slot.request.len - slot.done;
             if left == 0
                 && slot.request.op == (Op::Write { durable: true })
-                && (self.serving.growing().is_some() || flushes_after)
+                && (self.serving.growing().is_some() || flushes_after || slot.file.is_cached())
             {
                 // Its bytes are on the disk; what says where they are is so only after a sync.
                 slot.ends_in_flush();
@@ -101,7 +111,17 @@ impl Core {
             return Ok(Step::Whole);
         };
         (slot.source, slot.covers, slot.way) = (source, covers, Way::Free);
-        Ok(target.sync(first_slot(self.slots, source)))
+        let step = target.sync(first_slot(self.slots, source));
+        if let Step::Operate(_) = step {
+            if !target.syncs().takes_turn() {
+                let pause = PAUSES.get(usize::from(slot.retries)).or(PAUSES.last()).ok_or(Errno::IO)?;
+                slot.way = Way::Paused;
+                slot.retries = PAUSED.min(slot.retries + 1);
+                return Ok(Step::Deliver(opcode::Timeout::new(pause).build()));
+            }
+            slot.way = Way::Syncing;
+        }
+        Ok(step)
     }
 
     /// Has the target of `source` carry the next piece of a request, which begins at its byte `offset`.

@@ -42,9 +42,9 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// The operation that moves `len` bytes of it, by the source's slot of that number, at that place of its
-    /// descriptor.
+    /// descriptor, with these flags.
     pub(crate) fn transfer(&self, slot: u32, offset: u64, len: u64, flags: i32) -> squeue::Entry {
-        let (target, len, flags) = (self.slots + slot, len as u32, self.carrier.flags | flags);
+        let (target, len) = (self.slots + slot, len as u32);
         let entry = Transfer { target, offset, len, flags, ..self.carrier }.entry();
         if self.ranges > 0 { listed(entry, self.ranges) } else { entry }
     }

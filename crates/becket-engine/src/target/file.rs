@@ -55,8 +55,13 @@ impl FileTarget {
                 (piece.offset | slot.asked) & unit == 0 && piece.memory & memory == 0
             });
         slot.file.buffered = !direct;
+        let durable = slot.request.op == Op::Write { durable: true };
+        slot.file.cached |= durable && !direct;
         let flags = way::way_of(governor, slot, facts, wanted, stays);
-        piece.transfer(direct.into(), piece.offset, slot.asked, flags)
+        // Where a write would sync through the page cache it would hear of pages that earlier writes have
+        // lost, and no sync after it: so a sync follows it.
+        let own = if direct { piece.carrier.flags } else { piece.carrier.flags & !libc::RWF_DSYNC };
+        piece.transfer(direct.into(), piece.offset, slot.asked, own | flags)
     }
 
     /// The operation that zeroes a piece.
@@ -167,14 +172,7 @@ impl Target for FileTarget {
         if is_refused(slot, result) {
             return Ok(Completed::Refused);
         }
-        absorb(slot, result).map(|()| Completed::GoesOn).inspect_err(|errno| {
-            // A durable write through the page cache syncs, and the kernel reports pages that earlier writes
-            // have lost once for each open file. An error that only the write can have met says nothing.
-            let durable = slot.request.op == Op::Write { durable: true };
-            if durable && slot.file.buffered && *errno == Errno::IO {
-                self.syncs.fail(*errno);
-            }
-        })
+        absorb(slot, result).map(|()| Completed::GoesOn)
     }
 
     fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight> {

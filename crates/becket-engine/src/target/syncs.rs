@@ -1,7 +1,7 @@
 //! Which finished writes a completed sync covers: the rule of every flush, whatever the target.
 //! Syncs nothing itself.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -20,6 +20,8 @@ pub(crate) struct Syncs {
     lost: AtomicU64,
     /// Of how many finished writes one has.
     reported: AtomicU64,
+    /// A sync has its turn.
+    turn: AtomicBool,
 }
 
 /// A counter that shares its cache line with no other.
@@ -39,6 +41,7 @@ impl Syncs {
             failed: AtomicI32::new(0),
             lost: AtomicU64::new(0),
             reported: AtomicU64::new(0),
+            turn: AtomicBool::new(false),
         }
     }
 
@@ -132,10 +135,21 @@ impl Syncs {
         self.failed.store(errno.raw_os_error(), Ordering::Release);
     }
 
-    /// A sync that had taken `target` has ended; returns what it is worth.
+    /// Whether a sync may begin now; it [ends its turn](Syncs::ends_turn) after what it is worth is known.
     ///
-    /// The kernel tells of lost pages once for each open file: of two syncs that run side by side only one
-    /// hears it.
+    /// The kernel tells of lost pages once for each open file: of two syncs side by side only one would hear
+    /// it, and the success of the other may be seen first.
+    #[must_use]
+    pub(crate) fn takes_turn(&self) -> bool {
+        !self.turn.swap(true, Ordering::AcqRel)
+    }
+
+    /// The sync that had its turn has ended.
+    pub(crate) fn ends_turn(&self) {
+        self.turn.store(false, Ordering::Release);
+    }
+
+    /// A sync that had taken `target` has ended; returns what it is worth.
     pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         match result.and(self.failed().map_or(Ok(()), Err)) {
             Ok(()) => {
@@ -189,15 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_beside_one_that_failed_proves_nothing() {
+    fn syncs_have_their_turns() {
         let sync = Syncs::new(2);
         let target = sync.pending().unwrap();
+        assert!(sync.takes_turn() && !sync.takes_turn());
         assert_eq!(sync.synced(target, Err(Errno::IO)), Err(Errno::IO));
-        assert_eq!(
-            sync.synced(target, Ok(())),
-            Err(Errno::IO),
-            "the kernel reported it to the other one alone"
-        );
+        sync.ends_turn();
+        assert!(sync.takes_turn());
+        assert_eq!(sync.synced(target, Ok(())), Err(Errno::IO), "the kernel has told the one before alone");
     }
 
     #[test]

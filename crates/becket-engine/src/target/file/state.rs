@@ -20,14 +20,26 @@ pub(crate) struct FileState {
     pub(super) buffered_only: bool,
     /// The file system refused an operation's flags: the rest of the request does without.
     pub(super) bare: bool,
+    /// It is to be durable, and parts of it are in the page cache.
+    pub(super) cached: bool,
     /// How ranges are zeroed, where the request lets their blocks go.
     pub(super) zeroing: Zeroing,
 }
 
 impl FileState {
     /// Of a request that has just begun.
-    pub(crate) const FRESH: FileState =
-        FileState { buffered: false, buffered_only: false, bare: false, zeroing: Zeroing::Punch };
+    pub(crate) const FRESH: FileState = FileState {
+        buffered: false,
+        buffered_only: false,
+        bare: false,
+        cached: false,
+        zeroing: Zeroing::Punch,
+    };
+
+    /// Whether a sync must follow the request's last piece.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.cached
+    }
 
     /// The operation in flight goes past the page cache.
     #[cfg(test)]

@@ -60,7 +60,7 @@ impl FilledTarget {
     fn remembered(&self, piece: &Piece, slot: &mut Slot, departures: u32) -> Step {
         let (_, start) = self.presence.memory().parts();
         (slot.way, slot.departures) = (Way::Checked, departures);
-        Step::Operate(piece.transfer(MEMORY, start + piece.offset, slot.asked, 0))
+        Step::Operate(piece.transfer(MEMORY, start + piece.offset, slot.asked, piece.carrier.flags))
     }
 }
 

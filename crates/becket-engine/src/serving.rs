@@ -25,6 +25,8 @@ pub struct Serving {
     pub(crate) read_only: bool,
     /// What goes past the page cache, where it can.
     pub(crate) direct: DirectIo,
+    /// What offsets and lengths of requests are multiples of, in bytes.
+    pub(crate) unit: u32,
     sources: Arc<Sources>,
     pub(crate) interceptor: Option<Arc<dyn Interceptor>>,
 }
@@ -51,7 +53,18 @@ impl Serving {
     /// The same with targets of any kind.
     pub(crate) fn with_targets(map: Map, targets: Vec<AnyTarget>, read_only: bool) -> Serving {
         let sources = Arc::new(Sources { targets, layers: None, growing: None });
-        Serving { map: Arc::new(map), read_only, direct: DirectIo::Auto, sources, interceptor: None }
+        Serving { map: Arc::new(map), read_only, direct: DirectIo::Auto, unit: 1, sources, interceptor: None }
+    }
+
+    /// What offsets and lengths of requests are multiples of, in bytes.
+    pub fn unit(&self) -> u32 {
+        self.unit
+    }
+
+    /// The same for a port whose requests begin and end at multiples of so many bytes.
+    #[must_use]
+    pub fn with_unit(self, unit: u32) -> Serving {
+        Serving { unit, ..self }
     }
 
     /// The same with another choice of what goes past the page cache: nothing, or also the stored bytes of
@@ -118,7 +131,7 @@ impl Serving {
     #[must_use]
     pub fn otherwise(&self, map: Map, read_only: bool, direct: DirectIo) -> Serving {
         let (sources, interceptor) = (Arc::clone(&self.sources), self.interceptor.clone());
-        Serving { map: Arc::new(map), read_only, direct, sources, interceptor }
+        Serving { map: Arc::new(map), read_only, direct, unit: self.unit, sources, interceptor }
     }
 
     /// The descriptors of the first sources that cross to another process, in the order in which maps speak

@@ -1,7 +1,7 @@
 //! A slot of a queue's slab: how far a request has come, and what it needs next.
 //! Owns no memory and makes no system call.
 
-use io_uring::squeue;
+use io_uring::{opcode, squeue, types::Timespec};
 use rustix::io::Errno;
 
 use crate::{
@@ -72,7 +72,7 @@ pub(crate) enum Way {
     Governed,
     /// As it is: a sync that has its source's [turn](crate::target::Syncs::takes_turn).
     Syncing,
-    /// Not at all yet: a pause before it is seen whether the sync before it has ended.
+    /// Not at all yet: it pauses until what is under way has ended.
     Paused,
     /// Not at all yet: it stands in line for a place.
     Waiting,
@@ -95,6 +95,16 @@ pub(crate) fn errno_of(result: i32) -> Errno {
 /// How often in a row EINTR and EAGAIN are taken before the request fails.
 pub(crate) const MAX_RETRIES: u8 = 64;
 
+/// How long requests pause, by how often in a row they have.
+static PAUSES: [Timespec; 6] = [micros(50), micros(100), micros(200), micros(400), micros(800), micros(1600)];
+
+const fn micros(micros: u32) -> Timespec {
+    Timespec::new().nsec(micros * 1000)
+}
+
+/// So many pauses count among a request's attempts: some are left for what is interrupted.
+const PAUSED: u8 = MAX_RETRIES / 2;
+
 impl Slot {
     pub(crate) const IDLE: Slot = Slot {
         request: Request { op: Op::Flush, offset: 0, len: 0, data: Data::None },
@@ -116,6 +126,14 @@ impl Slot {
     #[inline]
     pub(crate) fn begin(request: Request, now: u64) -> Slot {
         Slot { request, began: now, busy: true, ..Slot::IDLE }
+    }
+
+    /// A pause in place of an operation that may not begin yet; it is tried again then.
+    pub(crate) fn pauses(&mut self) -> Step {
+        let pause = PAUSES.get(usize::from(self.retries)).unwrap_or(&PAUSES[PAUSES.len() - 1]);
+        self.way = Way::Paused;
+        self.retries = self.retries.max(PAUSED.min(self.retries.saturating_add(1)));
+        Step::Deliver(opcode::Timeout::new(pause).build())
     }
 
     /// Has a request whose bytes are moved end as a flush does.

@@ -256,7 +256,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread. `finally` goes
+    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread. Requests begin and
+    /// end at multiples of `unit` bytes. `finally` goes
     /// once the last queue has ended and every descriptor of the device is closed.
     ///
     /// # Errors
@@ -265,11 +266,12 @@ impl Setup {
         self,
         threads: &IoThreads,
         (memory, batch): (Memory, Option<Batch>),
+        unit: u32,
         finally: Finally,
         mut port: impl FnMut(u16) -> Result<Box<dyn Port>, becket_engine::Error>,
     ) -> Result<Served, ServeError> {
         let (count, depth) = (self.queues, self.depth);
-        let (serving, share, mut served) = self.prepare(finally)?;
+        let (serving, share, mut served) = self.prepare(unit, finally)?;
         // Declared in this order, so that it is dropped after our own shares of the descriptors.
         let (finally, serving) = (share, serving);
         let failed = |id| move |source| ServeError::Engine { id, source };
@@ -300,19 +302,23 @@ impl Setup {
     ///
     /// # Errors
     /// What is behind it cannot be served.
-    pub(crate) fn serve_none(self, finally: Finally) -> Result<Served, ServeError> {
-        let (serving, share, mut served) = self.prepare(finally)?;
+    pub(crate) fn serve_none(self, unit: u32, finally: Finally) -> Result<Served, ServeError> {
+        let (serving, share, mut served) = self.prepare(unit, finally)?;
         served.live.get_mut().unwrap_or_else(PoisonError::into_inner).kept = Some((serving, share));
         Ok(served)
     }
 
     /// What queues serve by, and the device without any.
-    fn prepare(self, finally: Finally) -> Result<(Arc<Serving>, Arc<Finally>, Served), ServeError> {
+    fn prepare(
+        self,
+        unit: u32,
+        finally: Finally,
+    ) -> Result<(Arc<Serving>, Arc<Finally>, Served), ServeError> {
         // Declared first, dropped last: after our own shares of the descriptors.
         let finally = Arc::new(finally);
         let failed = |source| ServeError::Engine { id: self.id, source };
         let Content { map, sources, decoded, grow, direct_io, faults } = self.content;
-        let serving = Serving::new(map, sources, self.geometry.read_only, self.queues.into());
+        let serving = Serving::new(map, sources, self.geometry.read_only, self.queues.into()).with_unit(unit);
         let serving = match decoded {
             Some(Decoded { decoding, encoded }) => serving.decoded_by(&decoding, encoded).map_err(failed)?,
             None => serving,

@@ -198,6 +198,39 @@ fn foreign_clients_read_and_write_what_is_in_the_image() {
 }
 
 /// A reply without structure is one piece, however long; others may come before and after it.
+/// Direct writes and writes through the page cache side by side: the kernel gives up what the cache has, and
+/// every flush would fail.
+#[test]
+fn writes_at_any_byte_leave_flushes_whole() {
+    let place = scratch();
+    let (image, socket) = exported(&place, &[]);
+    let mut model = fs::read(&image).unwrap();
+    thread::scope(|scope| {
+        let lanes: Vec<_> = model.chunks_mut(SIZE as usize / 4).enumerate().collect();
+        for (lane, bytes) in lanes {
+            let socket = &socket;
+            scope.spawn(move || {
+                let mut client = Client::connect(socket, "disk.img").unwrap();
+                let start = lane as u64 * (SIZE / 4);
+                for (turn, (at, len)) in
+                    (0..60).zip([(512, 300_000), (4096, 8192), (1024, 512), (70_001, 3)].into_iter().cycle())
+                {
+                    let at = at + turn * 4096;
+                    let data = vec![turn as u8; len];
+                    client.write(start + at, &data).unwrap();
+                    bytes[at as usize..][..len].copy_from_slice(&data);
+                    if turn % 7 == 0 {
+                        client.flush().unwrap();
+                    }
+                }
+                client.flush().unwrap();
+            });
+        }
+    });
+    place.ok(["detach", "disk.img"]);
+    assert!(fs::read(&image).unwrap() == model);
+}
+
 #[test]
 fn long_reads_with_simple_replies_are_whole() {
     let place = scratch();

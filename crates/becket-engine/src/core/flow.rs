@@ -118,6 +118,10 @@ impl Core {
         let entry = entry.user_data(user_data(self.index, source));
         if let Err(errno) = self.push(ring, &entry) {
             self.left(ring.now(), tag, 0);
+            let slot = &mut self.slab[usize::from(tag)];
+            if let Some(target) = self.serving.target(slot.source) {
+                target.lets_go(slot);
+            }
             self.finish(ring.now(), tag, Err(errno));
         }
     }
@@ -312,6 +316,10 @@ fn offset_of(straight: &Straight, request: &Request) -> Option<u64> {
 
 /// Takes in the result of an operation of a request, on a source or on what is in none.
 fn completed(serving: &Serving, slot: &mut Slot, queue: usize, result: i32) -> Result<Completed, Errno> {
+    if slot.way == Way::Paused {
+        slot.way = Way::Free;
+        return Ok(Completed::GoesOn);
+    }
     let Some(target) = serving.target(slot.source) else {
         return slot.absorb(result).map(|()| Completed::GoesOn);
     };
@@ -327,9 +335,6 @@ fn completed(serving: &Serving, slot: &mut Slot, queue: usize, result: i32) -> R
 
 /// Takes in the result of a sync.
 fn synced(target: &AnyTarget, slot: &mut Slot, result: i32) -> Result<(), Errno> {
-    if slot.way == Way::Paused {
-        return Ok(());
-    }
     let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
     let again = outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES;
     let worth = if again {

@@ -23,14 +23,11 @@
 //! writes each before a direct operation touches its range, and a flush covers them all the same, since it is
 //! `fdatasync` of the same inode.
 //!
-//! Requests that are not aligned go through the page cache of a device that is otherwise direct. There a
-//! direct operation covers whole blocks of the alignment, and both file system and cache keep track of those
-//! blocks, so a buffered write beside it brings back nothing old: it writes only blocks that it changed
-//! itself. `RWF_DONTCACHE` has its pages written and dropped at once. What is left: an unaligned read that
-//! overlaps in time both an unaligned and a direct write within one large folio may leave that folio with the
-//! direct write's old block, clean, until the unaligned write has reached the disk and the folio goes. Direct
-//! reads never see it. No request of such a mixture comes from a file system that uses the device's physical
-//! block size, which is the alignment.
+//! Requests that are not aligned go through the page cache of a device that is otherwise direct: clients of
+//! exports and users of a file may write at any byte. From the first such write on, all writes of the device
+//! go through the cache (`target::file::mix`). `RWF_DONTCACHE` has their pages written and dropped at once.
+//! What is left: an unaligned read that overlaps in time a direct write within one large folio may leave that
+//! folio with the direct write's old block, clean, until the folio goes. Direct reads never see it.
 
 use std::sync::{Arc, mpsc::SyncSender};
 

@@ -2,26 +2,16 @@
 //! Queues nothing, and knows neither kinds of sources nor how results are reported.
 
 use becket_image::{Encoded, Extent, Place};
-use io_uring::{opcode, squeue, types::Timespec};
+use io_uring::squeue;
 use rustix::io::Errno;
 
 use super::{change::first_slot, fill::Copied, loads::memory_of, state::Core};
 use crate::{
     Data, Op, Request,
     ring::Transfer,
-    slot::{MAX_OPERATION, MAX_RETRIES, NO_SOURCE, Step, Way},
+    slot::{MAX_OPERATION, NO_SOURCE, Step, Way},
     target::{Piece, Straight, Target as _},
 };
-
-/// How long it takes until it is seen again whether a sync has its turn.
-static PAUSES: [Timespec; 6] = [micros(50), micros(100), micros(200), micros(400), micros(800), micros(1600)];
-
-const fn micros(micros: u32) -> Timespec {
-    Timespec::new().nsec(micros * 1000)
-}
-
-/// So many of them count among a request's attempts: some are left for what is interrupted.
-const PAUSED: u8 = MAX_RETRIES / 2;
 
 impl Core {
     /// What a request needs next.
@@ -114,10 +104,7 @@ impl Core {
         let step = target.sync(first_slot(self.slots, source));
         if let Step::Operate(_) = step {
             if !target.syncs().takes_turn() {
-                let pause = PAUSES.get(usize::from(slot.retries)).or(PAUSES.last()).ok_or(Errno::IO)?;
-                slot.way = Way::Paused;
-                slot.retries = PAUSED.min(slot.retries + 1);
-                return Ok(Step::Deliver(opcode::Timeout::new(pause).build()));
+                return Ok(slot.pauses());
             }
             slot.way = Way::Syncing;
         }
@@ -146,7 +133,9 @@ impl Core {
             (None, _) => self.carrier(tag, &request, done),
         };
         let (direct_io, slots) = (self.serving.direct, first_slot(self.slots, source));
-        let piece = Piece { offset, carrier, ranges, memory, stored: stored.is_some(), direct_io, slots };
+        let unit = self.serving.unit;
+        let piece =
+            Piece { offset, carrier, ranges, memory, stored: stored.is_some(), direct_io, unit, slots };
         let slot = &mut self.slab[usize::from(tag)];
         let step = target.operate(&piece, slot, &mut self.governor)?;
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations

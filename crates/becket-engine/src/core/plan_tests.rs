@@ -101,7 +101,7 @@ fn mixed() -> Map {
 #[test]
 fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() {
     let mut ring = Ring::new(0).unwrap();
-    let serving = Serving::new(mixed(), vec![file()], false, 1);
+    let serving = Serving::new(mixed(), vec![file()], false, 1).with_unit(512);
     let mut core = core(&mut ring, serving.growing_by(Box::new(Double), Box::new(())).unwrap());
     let direct = core.slots + 1;
     for (op, write) in [(Op::Read, false), (Op::Write { durable: false }, true)] {

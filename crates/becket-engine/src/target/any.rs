@@ -101,6 +101,10 @@ impl Target for AnyTarget {
         each!(self, target => target.completed(slot, result))
     }
 
+    fn lets_go(&self, slot: &mut Slot) {
+        each!(self, target => target.lets_go(slot))
+    }
+
     fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight> {
         each!(self, target => target.straight(piece, slot))
     }

@@ -36,6 +36,8 @@ pub(crate) struct Piece {
     pub(crate) stored: bool,
     /// What of the device is to go past the page cache.
     pub(crate) direct_io: DirectIo,
+    /// What offsets and lengths of the device's requests are multiples of, in bytes.
+    pub(crate) unit: u32,
     /// The first of the source's slots in the ring's table.
     pub(crate) slots: u32,
 }
@@ -88,6 +90,9 @@ pub(crate) trait Target {
     /// The requests of a queue that wait, and are of `those` by their tag, get their notes now, whose answer
     /// is an error.
     fn cancel(&self, _queue: u32, _mailbox: &Arc<Mailbox>, _those: &dyn Fn(u16) -> bool) {}
+
+    /// Such an operation has ended, or could not begin.
+    fn lets_go(&self, _slot: &mut Slot) {}
 
     /// Takes in the result of such an operation: a count, 0 or a negative errno. Not called for one of
     /// [`Way::Free`](crate::slot::Way::Free) whose result is all the bytes that its request still lacked,

@@ -2,18 +2,20 @@
 //! `fallocate` and what stands for it where the file system has none, `fdatasync`.
 //! Has two slots in a ring's table: the buffered descriptor, then the direct one.
 
+mod mix;
 mod state;
 mod way;
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use becket_image::{DirectIo, FileKind, FileSource, zeroes::ZEROES};
-use io_uring::{opcode, squeue, types::FsyncFlags};
+use io_uring::{opcode, types::FsyncFlags};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 pub(crate) use state::FileState;
 
+use self::mix::Mix;
 use self::state::Zeroing;
 use super::{
     contract::{Completed, Piece, SLOTS, Target},
@@ -32,20 +34,27 @@ use crate::{
 pub(crate) struct FileTarget {
     file: FileSource,
     syncs: Syncs,
+    mix: Mix,
 }
 
 impl FileTarget {
     pub(super) fn new(file: FileSource, queues: usize) -> FileTarget {
-        FileTarget { file, syncs: Syncs::new(queues) }
+        FileTarget { file, syncs: Syncs::new(queues), mix: Mix::default() }
+    }
+
+    /// Whether writes of a device may be direct, and others not.
+    fn mixes(&self, piece: &Piece) -> bool {
+        let align = self.file.facts.direct.filter(|_| self.file.direct.is_some());
+        piece.direct_io != DirectIo::Off && align.is_some_and(|align| piece.unit < align.offset.max(1))
     }
 
     /// The operation that reads or writes a piece.
-    fn transfer(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> squeue::Entry {
+    fn transfer(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Step {
         let facts = &self.file.facts;
         let wanted = piece.direct_io;
         // What is to leave the page cache takes along what was read ahead around it.
         let stays = piece.stored && facts.caches_stored(wanted);
-        let direct = !slot.file.buffered_only
+        let mut direct = !slot.file.buffered_only
             && !stays
             && wanted != DirectIo::Off
             && self.file.direct.is_some()
@@ -54,31 +63,43 @@ impl FileTarget {
                 let memory = u64::from(align.memory.max(1)) - 1;
                 (piece.offset | slot.asked) & unit == 0 && piece.memory & memory == 0
             });
+        if slot.request.op.modifies() && self.mixes(piece) && !slot.file.counted {
+            direct = direct && self.mix.begins();
+            slot.file.counted = direct;
+            if !direct && !self.mix.begins_cached() {
+                return slot.pauses();
+            }
+        }
         slot.file.buffered = !direct;
         let durable = slot.request.op == Op::Write { durable: true };
         slot.file.cached |= durable && !direct;
         let flags = way::way_of(governor, slot, facts, wanted, stays);
+        if slot.file.counted && slot.way == Way::Free {
+            slot.way = Way::Checked;
+        }
         // Where a write would sync through the page cache it would hear of pages that earlier writes have
         // lost, and no sync after it: so a sync follows it.
         let own = if direct { piece.carrier.flags } else { piece.carrier.flags & !libc::RWF_DSYNC };
-        piece.transfer(direct.into(), piece.offset, slot.asked, own | flags)
+        Step::Operate(piece.transfer(direct.into(), piece.offset, slot.asked, own | flags))
     }
 
     /// The operation that zeroes a piece.
-    fn zero(piece: &Piece, slot: &mut Slot, how: Zeroing) -> squeue::Entry {
+    fn zero(&self, piece: &Piece, slot: &mut Slot, how: Zeroing) -> Step {
         slot.file.buffered = true;
         slot.way = Way::Governed;
         let (file, offset) = (fixed(piece.slots), piece.offset);
         let mode = match how {
             Zeroing::Punch => libc::FALLOC_FL_PUNCH_HOLE,
             Zeroing::Range => libc::FALLOC_FL_ZERO_RANGE,
+            Zeroing::Write if self.mixes(piece) && !self.mix.begins_cached() => return slot.pauses(),
             Zeroing::Write => {
                 slot.asked = slot.asked.min(ZEROES.len() as u64);
-                return opcode::Write::new(file, ZEROES.as_ptr(), slot.asked as u32).offset(offset).build();
+                let write = opcode::Write::new(file, ZEROES.as_ptr(), slot.asked as u32);
+                return Step::Operate(write.offset(offset).build());
             }
         };
         let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-        opcode::Fallocate::new(file, slot.asked).offset(offset).mode(mode).build()
+        Step::Operate(opcode::Fallocate::new(file, slot.asked).offset(offset).mode(mode).build())
     }
 }
 
@@ -162,13 +183,20 @@ impl Target for FileTarget {
     }
 
     fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno> {
-        Ok(Step::Operate(match zeroing(slot) {
-            Some(how) => FileTarget::zero(piece, slot, how),
+        Ok(match zeroing(slot) {
+            Some(how) => self.zero(piece, slot, how),
             None => self.transfer(piece, slot, governor),
-        }))
+        })
+    }
+
+    fn lets_go(&self, slot: &mut Slot) {
+        if std::mem::take(&mut slot.file.counted) {
+            self.mix.ended();
+        }
     }
 
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
+        self.lets_go(slot);
         if is_refused(slot, result) {
             return Ok(Completed::Refused);
         }
@@ -179,7 +207,8 @@ impl Target for FileTarget {
         let facts = &self.file.facts;
         let align = facts.direct.filter(|_| facts.nowait && !slot.file.buffered)?;
         let odd = u64::from(align.offset.max(1)) - 1;
-        Some(Straight { odd, target: piece.slots + 1, writes: !facts.sparse, ..Straight::ALL })
+        let writes = !facts.sparse && !self.mixes(piece);
+        Some(Straight { odd, target: piece.slots + 1, writes, ..Straight::ALL })
     }
 
     fn syncs(&self) -> &Syncs {

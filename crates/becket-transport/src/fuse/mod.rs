@@ -54,7 +54,8 @@ pub fn serve(
     let (tether, tree) = (Arc::new(tether), Arc::new(tree));
     let memory = Memory::Framed { head: HEAD, size: geometry.max_io as usize };
     let mut devices = devices.into_iter().map(Arc::new);
-    setup.serve(threads, (memory, None), finally, |_| {
+    // A user's device is a file, which may be written at any byte.
+    setup.serve(threads, (memory, None), 1, finally, |_| {
         let gone = || becket_engine::Error::Start { source: std::io::ErrorKind::NotFound.into() };
         let device = devices.next().ok_or_else(gone)?;
         let (tether, tree) = (Arc::clone(&tether), Arc::clone(&tree));

@@ -70,7 +70,7 @@ impl Nbd {
         on_closed: Box<dyn FnOnce() + Send>,
     ) -> Result<Nbd, ServeError> {
         let (queues, depth, punches) = (setup.queues, setup.depth, setup.geometry.discard);
-        let served = setup.serve_none(Finally::new(on_closed))?;
+        let served = setup.serve_none(1, Finally::new(on_closed))?;
         Ok(Nbd {
             served: Arc::new(served),
             tether: Mutex::new(Some(Arc::new(tether))),

@@ -45,6 +45,7 @@ impl Served {
             None => old.otherwise(map, read_only, direct_io),
             Some(sources) => Serving::new(map, sources, read_only, self.stats.len())
                 .intercepted_as(&old)
+                .with_unit(old.unit())
                 .with_direct_io(direct_io),
         };
         let new = Arc::new(new);

@@ -45,7 +45,8 @@ pub fn serve(
         Memory::Buffers(setup.geometry.max_io as usize)
     };
     let batch = mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy()));
-    setup.serve(threads, (memory, batch), finally, |number| {
+    let unit = setup.geometry.logical_block;
+    setup.serve(threads, (memory, batch), unit, finally, |number| {
         Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?))
     })
 }

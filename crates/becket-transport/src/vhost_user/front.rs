@@ -102,7 +102,7 @@ impl VhostUser {
         on_closed: Box<dyn FnOnce() + Send>,
     ) -> Result<VhostUser, ServeError> {
         let (id, count, depth, geometry) = (setup.id, setup.queues, setup.depth, setup.geometry.clone());
-        let served = Arc::new(setup.serve_none(Finally::new(on_closed))?);
+        let served = Arc::new(setup.serve_none(geometry.logical_block, Finally::new(on_closed))?);
         let (sender, visits) = channel();
         let state = Mutex::new(State { visits: Some(sender), ..State::default() });
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);

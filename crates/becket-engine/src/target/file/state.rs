@@ -22,6 +22,8 @@ pub(crate) struct FileState {
     pub(super) bare: bool,
     /// It is to be durable, and parts of it are in the page cache.
     pub(super) cached: bool,
+    /// The operation is a direct write that is counted: see `mix`.
+    pub(super) counted: bool,
     /// How ranges are zeroed, where the request lets their blocks go.
     pub(super) zeroing: Zeroing,
 }
@@ -33,6 +35,7 @@ impl FileState {
         buffered_only: false,
         bare: false,
         cached: false,
+        counted: false,
         zeroing: Zeroing::Punch,
     };
 

@@ -23,6 +23,9 @@ use becket_virtio::{
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
+#[path = "vhost_user/endless.rs"]
+mod endless;
+
 const SIZE: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHAPE: Shape =

@@ -98,6 +98,10 @@ impl Packed {
         u32::from(self.available.0) | u32::from(self.used.0) << 16
     }
 
+    pub(super) fn count(&self) -> u16 {
+        self.count
+    }
+
     /// The entries of a request.
     fn each(&self, head: u16, mut with: impl FnMut(u16)) {
         let mut entry = head;

@@ -18,11 +18,12 @@ use super::request::{self, FAILED, OK, Wanted};
 use super::ring::Ring;
 
 /// Kinds of tokens: the driver has made requests available, its event was read, it was notified, the end
-/// of one that waits.
+/// of one that waits, another turn.
 const KICKED: u8 = 0;
 const TAKEN_BACK: u8 = 1;
 const CALLED: u8 = 2;
 const CANCEL: u8 = 3;
+const RETURNED: u8 = 4;
 
 /// What is known of a request that the engine carries out.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,6 +53,11 @@ pub(super) struct VringPort {
     calls_again: bool,
     /// Requests may be waiting for a tag.
     starved: bool,
+    /// How many requests may still be taken in this turn. Those that end at once need no tag for long, so
+    /// that tags alone bound nothing.
+    left: u16,
+    /// Another turn is sure to follow.
+    returning: bool,
     leaving: bool,
     broken: bool,
     /// Where the place of the next request is left for the front-end.
@@ -78,6 +84,7 @@ pub(super) struct Parts {
 impl VringPort {
     pub(super) fn new(parts: Parts) -> VringPort {
         let Parts { kick, call, tether, memory, ring, depth, ranges, serial, durable, again, base } = parts;
+        let left = ring.count();
         VringPort {
             kick,
             call,
@@ -94,13 +101,16 @@ impl VringPort {
             calling: false,
             calls_again: false,
             starved: false,
+            left,
+            returning: false,
             leaving: false,
             broken: false,
             base,
         }
     }
 
-    /// Takes all requests that there are, as long as tags are free.
+    /// Takes the requests that there are, as long as tags are free: in one turn no more than the ring has
+    /// room for. A driver that makes requests available as fast as they end keeps nobody else waiting.
     fn take(&mut self, io: &mut Io<'_>) {
         self.starved = false;
         while !self.leaving && !self.broken {
@@ -108,6 +118,11 @@ impl VringPort {
                 self.starved = true;
                 return;
             };
+            if self.left == 0 {
+                return self.come_back(io);
+            }
+            // A request that is announced and then not there counts, too.
+            self.left -= 1;
             match self.ring.take(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) if self.ring.listen() => continue,
@@ -119,6 +134,17 @@ impl VringPort {
             }
             self.begin(io, tag);
         }
+    }
+
+    /// Has another turn follow, although nothing may come: the rest is taken then.
+    #[cold]
+    fn come_back(&mut self, io: &mut Io<'_>) {
+        if std::mem::replace(&mut self.returning, true) {
+            return;
+        }
+        // Nothing waits by this token, so only the answer to this comes, at once.
+        let nothing = Token { kind: RETURNED, tag: Token::NO_TAG };
+        self.broken |= io.cancel(nothing, RETURNED).is_err();
     }
 
     /// Begins the request of the chain under a free tag, or ends it.
@@ -242,6 +268,7 @@ impl Port for VringPort {
                     self.call(io);
                 }
             }
+            RETURNED => self.returning = false,
             _ => {}
         }
     }
@@ -288,5 +315,7 @@ impl Port for VringPort {
     fn turn_ended(&mut self, io: &mut Io<'_>) {
         self.take(io);
         self.publish(io);
+        // What is taken from now on, for tags that come free at once, counts for the next turn.
+        self.left = self.ring.count();
     }
 }

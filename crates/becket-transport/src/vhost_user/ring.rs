@@ -56,6 +56,14 @@ impl Ring {
         }
     }
 
+    /// How many descriptors it has.
+    pub(super) fn count(&self) -> u16 {
+        match self {
+            Ring::Split(ring) => ring.count(),
+            Ring::Packed(ring) => ring.count(),
+        }
+    }
+
     /// Takes the next request; `false` when there is none.
     ///
     /// # Errors

@@ -90,6 +90,10 @@ impl Split {
         self.taken
     }
 
+    pub(super) fn count(&self) -> u16 {
+        self.count
+    }
+
     /// Takes the next request; `false` when there is none.
     pub(super) fn take(&mut self, chain: &mut Chain) -> Result<bool, Broken> {
         chain.clear();

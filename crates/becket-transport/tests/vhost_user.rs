@@ -12,17 +12,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use becket_engine::{GuestPart, IoThreads};
+use becket_engine::{Faults, GuestPart, IoThreads};
 use becket_image::{DirectIo, OpenOptions as ImageOptions, Opened};
 use becket_transport::geometry;
 use becket_transport::serve::{Change, Content, Setup};
 use becket_transport::vhost_user::{Departure, Hooks, VhostUser};
 use becket_virtio::{
-    BASE, DISCARD, Driver, EVENT_IDX, IN, INDIRECT, OP_DISCARD, OP_FLUSH, OP_ID, OP_WRITE_ZEROES, OUT,
+    BASE, DISCARD, Driver, EVENT_IDX, FLUSH, IN, INDIRECT, OP_DISCARD, OP_FLUSH, OP_ID, OP_WRITE_ZEROES, OUT,
     PACKED, Shape, USER, WRITE_ZEROES,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
+#[path = "vhost_user/durable.rs"]
+mod durable;
 #[path = "vhost_user/endless.rs"]
 mod endless;
 
@@ -50,12 +52,12 @@ fn export(
     path: &Path,
     threads: &Arc<IoThreads>,
     (tether, queues): (OwnedFd, u16),
-    direct_io: DirectIo,
+    (direct_io, faults): (DirectIo, Option<Faults>),
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> VhostUser {
     let Opened { map, sources, block_size, read_only, .. } = opened(path);
     let geometry = geometry(&map, &sources, block_size, read_only, 1 << 20);
-    let content = Content::plain(map, sources, direct_io);
+    let content = Content { faults, ..Content::plain(map, sources, direct_io) };
     let setup = Setup { id: 1, first: 0, queues, depth: 64, geometry, content };
     VhostUser::serve(threads, setup, "serial-1", tether, on_closed).unwrap()
 }
@@ -70,6 +72,10 @@ fn hooks(ended: impl FnOnce() + Send + 'static) -> Hooks {
 
 impl Bench {
     fn new(queues: u16, direct_io: DirectIo) -> Bench {
+        Bench::with_faults(queues, direct_io, None)
+    }
+
+    fn with_faults(queues: u16, direct_io: DirectIo, faults: Option<Faults>) -> Bench {
         let place = std::env::var_os("BECKET_SCRATCH").map_or_else(std::env::temp_dir, Into::into);
         let image = tempfile::NamedTempFile::new_in(place).unwrap();
         image.as_file().set_len(SIZE as u64).unwrap();
@@ -77,7 +83,7 @@ impl Bench {
         let (reader, tether) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let (closed, is_closed) = channel();
         let on_closed = Box::new(move || _ = closed.send(()));
-        let export = export(image.path(), &threads, (tether, queues), direct_io, on_closed);
+        let export = export(image.path(), &threads, (tether, queues), (direct_io, faults), on_closed);
         let (ended, gone) = channel();
         Bench { image, export, threads, tether: reader, closed: is_closed, gone, ended }
     }
@@ -173,7 +179,8 @@ fn any_requests_do_to_the_image_what_they_do_to_a_model() {
 #[test]
 fn what_is_no_read_or_write_is_carried_out_or_refused() {
     let bench = Bench::new(2, DirectIo::Off);
-    let mut driver = bench.driver(Shape { features: INDIRECT | DISCARD | WRITE_ZEROES, ..SHAPE });
+    let features = INDIRECT | FLUSH | DISCARD | WRITE_ZEROES;
+    let mut driver = bench.driver(Shape { features, ..SHAPE });
     assert_eq!(driver.front.queues().unwrap(), 2);
     let config = driver.front.config().unwrap();
     assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), SIZE as u64 / 512);
@@ -446,7 +453,8 @@ fn again(bench: &mut Bench, front: Departure, hooks: Hooks) {
     let (reader, tether) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let (closed, is_closed) = channel();
     let on_closed = Box::new(move || _ = closed.send(()));
-    bench.export = export(bench.image.path(), &bench.threads, (tether, 1), DirectIo::Off, on_closed);
+    let how = (DirectIo::Off, None);
+    bench.export = export(bench.image.path(), &bench.threads, (tether, 1), how, on_closed);
     (bench.tether, bench.closed) = (reader, is_closed);
     bench.export.connect(front, hooks);
 }
@@ -543,7 +551,7 @@ fn back_end(image: &Path) {
     let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let tether = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
     let threads = Arc::new(IoThreads::start(1).unwrap());
-    let export = export(image, &threads, (tether, 2), DirectIo::Auto, Box::new(|| {}));
+    let export = export(image, &threads, (tether, 2), (DirectIo::Auto, None), Box::new(|| {}));
     for socket in listener.incoming() {
         export.connect(Departure::new(socket.unwrap().into()), hooks(|| {}));
     }

@@ -2,14 +2,15 @@
 //! own memory, and gives them back. Runs in the worker; it makes no system call and allocates nothing after
 //! its start. A driver that breaks the rules is not served any more, and nobody else notices.
 //!
-//! A tag's life: it is free; a chain is taken under it; the engine carries it out; the chain is given back
-//! with its status, and the tag is free again. The driver is notified once for all that end in one turn.
+//! A tag's life: it is free; a chain is taken under it; the engine carries it out, and flushes if need be;
+//! the chain is given back with its status, and the tag is free again. The driver is notified once for all
+//! that end in one turn.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use becket_engine::{Answer, GuestMemory, Io, Port, Token};
+use becket_engine::{Answer, Data, GuestMemory, Io, Op, Port, Request, Token};
 use rustix::io::Errno;
 use tracing::warn;
 
@@ -32,6 +33,8 @@ struct Tag {
     /// Bytes of the driver's memory that it fills.
     fills: u32,
     status: u64,
+    /// A flush must follow before it ends.
+    durable: bool,
 }
 
 /// One vring.
@@ -45,7 +48,7 @@ pub(super) struct VringPort {
     tags: Box<[Tag]>,
     free: Vec<u16>,
     serial: [u8; request::SERIAL],
-    /// Writes are on stable storage before they end.
+    /// What changes bytes is on stable storage before it ends.
     durable: bool,
     again: bool,
     /// It is being notified, and must be once more.
@@ -154,26 +157,26 @@ impl VringPort {
         let Some((wanted, status)) = request::read(&self.memory, &mut self.chain, self.durable) else {
             return self.breaks(Broken("a request has no place for its status"));
         };
-        let (fills, begun) = match wanted {
+        let (fills, durable, begun) = match wanted {
             Wanted::Move { op, offset } => {
-                let reads = op == becket_engine::Op::Read;
+                let reads = op == Op::Read;
                 let ranges = if reads { &self.chain.writable } else { &self.chain.readable };
                 let fills =
                     if reads { ranges.iter().map(|range| range.len).fold(0, u32::saturating_add) } else { 0 };
-                (fills, io.begin_in_guest(tag, op, offset, ranges))
+                // A write is durable by itself.
+                (fills, false, io.begin_in_guest(tag, op, offset, ranges))
             }
-            Wanted::Range { op, offset, len } => {
-                let data = becket_engine::Data::None;
-                io.begin(tag, becket_engine::Request { op, offset, len, data });
-                (0, Ok(()))
+            Wanted::Range { op, offset, len, durable } => {
+                io.begin(tag, Request { op, offset, len, data: Data::None });
+                (0, durable, Ok(()))
             }
             Wanted::Serial => {
                 let filled = request::put(&self.memory, &self.chain.writable, &self.serial);
-                return self.end(Tag { head, fills: filled as u32, status }, OK);
+                return self.end(Tag { head, fills: filled as u32, status, durable: false }, OK);
             }
-            Wanted::Ends(with) => return self.end(Tag { head, fills: 0, status }, with),
+            Wanted::Ends(with) => return self.end(Tag { head, fills: 0, status, durable: false }, with),
         };
-        let request = Tag { head, fills, status };
+        let request = Tag { head, fills, status, durable };
         match begun {
             Ok(()) => {
                 self.free.pop();
@@ -181,6 +184,13 @@ impl VringPort {
             }
             Err(_) => self.end(Tag { fills: 0, ..request }, FAILED),
         }
+    }
+
+    /// Flushes what a request has changed; it ends by what comes of that.
+    #[cold]
+    fn flush(&mut self, io: &mut Io<'_>, tag: u16) {
+        self.tags[usize::from(tag)].durable = false;
+        io.begin(tag, Request { op: Op::Flush, offset: 0, len: 0, data: Data::None });
     }
 
     /// Gives a request back.
@@ -280,6 +290,10 @@ impl Port for VringPort {
     fn all_finished(&mut self, io: &mut Io<'_>, finished: &[(u16, Result<u64, Errno>)]) {
         for (tag, result) in finished {
             let request = self.tags.get(usize::from(*tag)).copied().unwrap_or_default();
+            if request.durable && result.is_ok() {
+                self.flush(io, *tag);
+                continue;
+            }
             let status = match result {
                 Ok(_) => OK,
                 Err(Errno::OPNOTSUPP) => request::UNSUPPORTED,

@@ -31,8 +31,8 @@ pub(super) const SERIAL: usize = 20;
 pub(super) enum Wanted {
     /// Bytes in the ranges that are left of the chain, from this byte of the image on.
     Move { op: Op, offset: u64 },
-    /// Something about a range of the image.
-    Range { op: Op, offset: u64, len: u64 },
+    /// Something about a range of the image, and a flush after it if it is to be durable.
+    Range { op: Op, offset: u64, len: u64, durable: bool },
     /// The serial number, into the writable ranges.
     Serial,
     /// Nothing: it ends at once, with that status.
@@ -69,7 +69,7 @@ fn wanted(memory: &GuestMemory, chain: &mut Chain, (kind, sector): (u32, u64), d
             Wanted::Move { op: Op::Write { durable }, offset }
         }
         IN | OUT => Wanted::Ends(FAILED),
-        FLUSH => Wanted::Range { op: Op::Flush, offset: 0, len: 0 },
+        FLUSH => Wanted::Range { op: Op::Flush, offset: 0, len: 0, durable: false },
         GET_ID => Wanted::Serial,
         DISCARD | WRITE_ZEROES => {
             let mut range = [0; 16];
@@ -84,7 +84,7 @@ fn wanted(memory: &GuestMemory, chain: &mut Chain, (kind, sector): (u32, u64), d
                 _ => return Wanted::Ends(UNSUPPORTED),
             };
             match sector.checked_mul(SECTOR) {
-                Some(offset) => Wanted::Range { op, offset, len: u64::from(sectors) * SECTOR },
+                Some(offset) => Wanted::Range { op, offset, len: u64::from(sectors) * SECTOR, durable },
                 None => Wanted::Ends(FAILED),
             }
         }
@@ -184,12 +184,22 @@ mod tests {
             let memory = memory(&[header(kind, 0), bytes].concat());
             read(&memory, &mut chain(&[(0, 16), (16, 16)], &[(4096, 1)]), false).unwrap().0
         };
-        let wanted = |op| Wanted::Range { op, offset: 1024, len: 4096 };
+        let wanted = |op| Wanted::Range { op, offset: 1024, len: 4096, durable: false };
         assert_eq!(ask(DISCARD, range(2, 8, 0)), wanted(Op::Discard));
         assert_eq!(ask(WRITE_ZEROES, range(2, 8, 1)), wanted(Op::WriteZeroes { keep_allocated: false }));
         assert_eq!(ask(WRITE_ZEROES, range(2, 8, 0)), wanted(Op::WriteZeroes { keep_allocated: true }));
         assert_eq!(ask(DISCARD, range(2, 8, 1)), Wanted::Ends(UNSUPPORTED));
         assert_eq!(ask(DISCARD, range(u64::MAX, 8, 0)), Wanted::Ends(FAILED));
+    }
+
+    #[test]
+    fn what_changes_bytes_is_durable_where_a_driver_does_not_flush() {
+        for (kind, is_durable) in [(DISCARD, true), (WRITE_ZEROES, true), (FLUSH, false)] {
+            let range = [&2u64.to_le_bytes()[..], &8u32.to_le_bytes(), &[0; 4]].concat();
+            let memory = memory(&[header(kind, 0), range].concat());
+            let asked = read(&memory, &mut chain(&[(0, 16), (16, 16)], &[(4096, 1)]), true).unwrap().0;
+            assert!(matches!(asked, Wanted::Range { durable, .. } if durable == is_durable), "{asked:?}");
+        }
     }
 
     #[test]

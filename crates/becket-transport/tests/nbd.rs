@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use becket_engine::IoThreads;
+use becket_engine::fault::{Affected, Rule, Struck};
+use becket_engine::{Faults, IoThreads};
 use becket_image::{DirectIo, OpenOptions as ImageOptions, Opened};
 use becket_transport::geometry;
 use becket_transport::nbd::{Agreed, Departure, Nbd};
@@ -41,11 +42,15 @@ type End = Receiver<Option<Departure>>;
 
 impl Bench {
     fn new(read_only: bool) -> Bench {
+        Bench::with_faults(read_only, Vec::new())
+    }
+
+    fn with_faults(read_only: bool, rules: Vec<Rule>) -> Bench {
         let place = std::env::var_os("BECKET_SCRATCH").map_or_else(std::env::temp_dir, Into::into);
         let image = tempfile::NamedTempFile::new_in(place).unwrap();
         image.as_file().set_len(SIZE as u64).unwrap();
         let threads = IoThreads::start(2).unwrap();
-        let (export, closed) = export(image.path(), read_only);
+        let (export, closed) = export(image.path(), read_only, rules);
         Bench { image, export, threads, closed }
     }
 
@@ -66,11 +71,12 @@ impl Bench {
     }
 }
 
-fn export(path: &Path, read_only: bool) -> (Nbd, Receiver<()>) {
+fn export(path: &Path, read_only: bool, rules: Vec<Rule>) -> (Nbd, Receiver<()>) {
     let options = ImageOptions { shared: true, read_only, ..ImageOptions::default() };
     let Opened { map, sources, block_size, read_only, .. } = becket_image::open(path, &options).unwrap();
     let geometry = geometry(&map, &sources, block_size, read_only, 1 << 20);
-    let content = Content::plain(map, sources, DirectIo::Auto);
+    let faults = (!rules.is_empty()).then(|| Faults { rules, ..Faults::default() });
+    let content = Content { faults, ..Content::plain(map, sources, DirectIo::Auto) };
     let setup = Setup { id: 1, first: 0, queues: 4, depth: DEPTH, geometry, content };
     let (_, tether) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let (sender, closed) = channel();
@@ -370,6 +376,57 @@ fn long_reads_with_simple_replies_come_in_one_piece_whatever_is_asked_beside_the
 }
 
 #[test]
+fn a_long_read_with_simple_replies_that_fails_reads_no_further() {
+    let certain = |kind, struck, range| Rule { kind, struck, chance: 1_000_000, range };
+    let fails = certain(Affected::Read, Struck::Error(5), Some((0, 4096)));
+    let fails_later = certain(Affected::Read, Struck::Error(5), Some((3 << 20, 4096)));
+    // Slow writes show when one is answered before it is done.
+    let slow = certain(Affected::Write, Struck::Delay(30), None);
+    let bench = Bench::with_faults(false, vec![fails, fails_later, slow]);
+    let content: Vec<u8> = (0..SIZE).map(|at| (at / 512 * 7 + at) as u8).collect();
+    std::fs::write(bench.image.path(), &content).unwrap();
+    let (mut client, end) = bench.connect(SIMPLE, &[]);
+    // Around it another long read, and one that is short and fails.
+    for round in 0..12u8 {
+        let (mut batch, mut wanted) = (Vec::new(), BTreeMap::new());
+        for (command, offset, len, error) in [
+            (uapi::CMD_READ, 0, 700_000, libc::EIO),
+            (uapi::CMD_WRITE, 1 << 20, 8192, 0),
+            (uapi::CMD_FLUSH, 0, 0, 0),
+            (uapi::CMD_READ, 512, 512, libc::EIO),
+            (uapi::CMD_READ, 8192, 700_000, 0),
+            (uapi::CMD_READ, 0, 600_000, libc::EIO),
+            (uapi::CMD_WRITE, 2 << 20, 8192, 0),
+            (uapi::CMD_READ, 8192, 4096, 0),
+        ] {
+            let bytes = vec![round; if command == uapi::CMD_WRITE { len as usize } else { 0 }];
+            let (cookie, bytes) = client.request(command, 0, offset, len, &bytes);
+            batch.extend(bytes);
+            wanted.insert(cookie, (command, offset as usize, len as usize, error as u32));
+        }
+        client.socket.write_all(&batch).unwrap();
+        let mut known = BTreeMap::new();
+        for _ in 0..wanted.len() {
+            let cookie = client.reply(&mut known).expect("replies are simple");
+            let (command, offset, len, error) = wanted.remove(&cookie).expect("it is answered once");
+            let outcome = &known[&cookie];
+            assert_eq!(outcome.error, error, "{command} {offset} {len}");
+            match command {
+                uapi::CMD_READ if error == 0 => {
+                    assert!(data(outcome, offset as u64, len) == content[offset..offset + len]);
+                }
+                uapi::CMD_WRITE => assert!(bench.bytes()[offset..offset + len] == vec![round; len]),
+                _ => assert!(outcome.parts.is_empty()),
+            }
+        }
+    }
+    // What has been sent cannot be taken back: only the end of the connection says that the rest is missing.
+    client.send(uapi::CMD_READ, 0, (3 << 20) - 300_000, 700_000, &[]);
+    assert!(client.is_ended());
+    assert!(end.recv_timeout(PATIENCE).unwrap().is_none());
+}
+
+#[test]
 fn a_flush_covers_what_every_connection_has_written() {
     let bench = Bench::new(false);
     let (mut one, _ended) = bench.connect(STRUCTURED, &[]);
@@ -453,7 +510,7 @@ fn a_server_that_leaves_gives_its_clients_to_the_next_and_no_request_is_lost() {
             bench.export.leave(&bench.threads).unwrap();
             let departure = end.recv_timeout(PATIENCE).unwrap().expect("the client is given back");
             bench.closed.recv_timeout(PATIENCE).unwrap();
-            (bench.export, bench.closed) = export(bench.image.path(), false);
+            (bench.export, bench.closed) = export(bench.image.path(), false, Vec::new());
             end = bench.serve(departure.socket, departure.agreed, departure.unread);
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -57,7 +57,7 @@ struct Asked {
     pieces: u16,
     /// The first error.
     error: Option<Errno>,
-    /// The flush after it has begun; of a long read, its last piece is ready.
+    /// The flush after it has begun; of a long read, its last piece is ready, or the error that ends it.
     flushed: bool,
 }
 
@@ -341,7 +341,9 @@ impl NbdPort {
             self.long = self.longs.pop_front();
         }
         let Some(index) = self.long else { return };
-        let Some(asked) = self.asked(index).copied().filter(|asked| asked.pieces == 0) else { return };
+        // Behind the reply that says that it has failed comes none of its data.
+        let goes_on = |asked: &Asked| asked.pieces == 0 && !asked.flushed;
+        let Some(asked) = self.asked(index).copied().filter(goes_on) else { return };
         if asked.begun < asked.len
             && let Some(tag) = self.free.pop()
         {
@@ -445,8 +447,11 @@ impl NbdPort {
         self.queue(tag, part)
     }
 
+    /// A request has come to its end. One of which a piece is under way keeps its place: the piece's end must
+    /// not be taken for that of another request's.
     fn done(&mut self, index: u16) {
-        if self.asked[usize::from(index)].take().is_some() {
+        let ended = |asked: &mut Asked| asked.pieces == 0;
+        if self.asked[usize::from(index)].take_if(ended).is_some() {
             self.free_asked.push(index);
         }
     }
@@ -495,7 +500,7 @@ impl NbdPort {
         let asked = self.asked.get(usize::from(long)).and_then(Option::as_ref);
         let its = |(tag, ..): &(u16, usize, usize)| self.pieces[usize::from(*tag)].asked == long;
         let sent = !self.ready.iter().chain(&self.sending).any(its);
-        if asked.is_none_or(|asked| asked.flushed) && sent {
+        if asked.is_none_or(|asked| asked.flushed && asked.pieces == 0) && sent {
             self.done(long);
             self.long = None;
         }

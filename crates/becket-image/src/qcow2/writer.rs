@@ -161,11 +161,15 @@ impl Grower {
         let (mut meta, mut missing, mut table) = (0, Vec::new(), 0);
         loop {
             let blocks = start / per_block..(start + wanted + meta).div_ceil(per_block);
-            table = if blocks.end <= self.table_entries() {
-                table
-            } else {
-                (blocks.end * 8).div_ceil(cluster) * 2
-            };
+            if blocks.end > self.table_entries() {
+                // Twice as long as it must be, but not longer than QEMU reads.
+                let (least, most) = ((blocks.end * 8).div_ceil(cluster), COUNTS_MAX / cluster);
+                if least > most {
+                    let why = "the table of its reference counts is as long as it may be";
+                    return Err(io::Error::new(io::ErrorKind::StorageFull, why));
+                }
+                table = (least * 2).min(most);
+            }
             missing.clear();
             missing.extend(blocks.filter(|block| self.block(*block) == 0));
             let now = missing.len() as u64 + table;

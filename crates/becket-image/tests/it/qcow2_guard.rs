@@ -408,3 +408,66 @@ fn clusters_of_what_is_not_known_are_left_alone() {
     file.read_exact_at(&mut count, BLOCK + end / CLUSTER * 2).unwrap();
     assert_eq!(count, [0, 1]);
 }
+
+/// A small qcow2 in clusters of 512 bytes whose table of reference counts has so many clusters, and whose
+/// file ends a little before what the table can count.
+fn with_table_of(at: &Path, name: &str, clusters: u64) -> PathBuf {
+    qemu_img(at, &["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", name, "1M"]);
+    let path = at.join(name);
+    let bytes = fs::read(&path).unwrap();
+    let old = u64::from_be_bytes(bytes[48..56].try_into().unwrap());
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    // Each entry of it counts 256 clusters, by a block of them.
+    file.set_len((clusters * 64 * 256 - 10) * 512).unwrap();
+    let table = (bytes.len() as u64).next_multiple_of(512);
+    file.write_all_at(&bytes[old as usize..][..512], table).unwrap();
+    file.write_all_at(&table.to_be_bytes(), 48).unwrap();
+    file.write_all_at(&u32::try_from(clusters).unwrap().to_be_bytes(), 56).unwrap();
+    path
+}
+
+/// QEMU opens no image whose table of reference counts is longer than 8 MiB.
+#[test]
+fn the_table_of_counts_is_never_longer_than_qemu_takes() {
+    if !ready("the_table_of_counts_is_never_longer_than_qemu_takes") {
+        return;
+    }
+    let dir = dir();
+    let longest = (8 << 20) / 512;
+    let reads = |path: &Path| {
+        let ran = Command::new("qemu-io").args(["-r", "-f", "qcow2", "-c", "read 0 1M"]).arg(path).output();
+        let ran = ran.unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()));
+    };
+    for (name, clusters, fits) in [("near.qcow2", 10_000, true), ("full.qcow2", longest, false)] {
+        let path = with_table_of(dir.path(), name, clusters);
+        reads(&path);
+        let opened = open(&path).unwrap();
+        let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let readers: Vec<Arc<dyn becket_image::ReadAt>> = vec![Arc::new(file.try_clone().unwrap())];
+        let old = Image::assembled(opened.map.clone(), readers, Vec::new()).unwrap();
+        let mut writer = Grower::open(file.try_clone().unwrap().into(), None, old).unwrap();
+        let head = |file: &fs::File| {
+            let mut bytes = vec![0; 1 << 20];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            (file.metadata().unwrap().len(), bytes)
+        };
+        let before = head(&file);
+        let placed = writer.place(&keeping([0, 1]));
+        if fits {
+            placed.unwrap();
+        } else {
+            let error = placed.unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+            assert!(error.to_string().contains("reference counts"), "{error}");
+            assert!(!writer.has_lost() && head(&file) == before, "nothing was changed");
+        }
+        writer.close().unwrap();
+        let mut count = [0; 4];
+        file.read_exact_at(&mut count, 56).unwrap();
+        let count = u64::from(u32::from_be_bytes(count));
+        assert!(count >= clusters && count <= longest, "{name}: {count} clusters");
+        assert_eq!(count > clusters, fits, "{name}");
+        reads(&path);
+    }
+}

@@ -58,6 +58,7 @@ pub use source::file::facts::{Alignment, DirectIo, Facts, FileKind};
 pub use source::file::{FileFacts, FileSource};
 pub use source::filled;
 pub use source::link;
+pub use source::syncs;
 pub use source::{Filler, Fillers, Identity, Source, SourceFacts};
 pub use text::{is_hidden, shown};
 pub use through::{End, Level, Reached, Walk};

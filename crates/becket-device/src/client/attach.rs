@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{OpenOptions, Opened, Overlay, Place, Source, SourceFacts, Tail};
+use becket_image::{OpenOptions, Opened, Overlay, Place, Source, SourceFacts, Tail, syncs};
 use becket_transport::Kind;
 
 use crate::client::doorway::Doorway;
@@ -220,6 +220,10 @@ fn attach_served(
     doorway: Option<&Doorway>,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     opened.complete(options.open.direct_io);
+    if opened.grows {
+        let path = opened.overlay.as_ref().map_or(&opened.path, |overlay| &overlay.path);
+        syncs::open(&mut opened.sources).map_err(Error::io("open once more", path))?;
+    }
     let spec = options.spec_of(&opened, &plan);
     let (add_partitions, without) =
         user_devices::partitions(plan.kind, options, !opened.partitions.is_empty())?;

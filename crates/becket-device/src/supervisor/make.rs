@@ -493,7 +493,13 @@ fn describe(
 pub(crate) fn direct_io(sources: &[Source], wanted: DirectIo, encoded: bool) -> (DirectIo, String) {
     let facts = || sources.iter().map(Source::facts);
     let can = sources.iter().all(Source::is_direct);
-    let reasons: Vec<&str> = facts().map(|facts| facts.direct_reason.as_str()).collect();
+    let mut reasons: Vec<&str> = Vec::new();
+    for facts in facts() {
+        let reason = facts.direct_reason.as_str();
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
     let mut reason =
         if can && wanted == DirectIo::Off { "switched off".to_owned() } else { reasons.join("; ") };
     let direct = if can { wanted } else { DirectIo::Off };

@@ -2,6 +2,7 @@
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
 mod exports;
+mod growing;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,11 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
-use std::time::Duration;
 
 use becket_engine::{Decoding, IoThreads, Serving};
-use becket_image::{Grow, Grower, Image, Source};
-use becket_transport::aside::within;
+use becket_image::Source;
 use becket_transport::nbd::Nbd;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::vhost_user::VhostUser;
@@ -26,17 +25,15 @@ use crate::contract::kept::{self, Keepsakes, Kept, Own};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions::Speech;
-use crate::contract::{DeviceId, Error, spec, table, wrong};
+use crate::contract::{DeviceId, Error, spec, table};
 use crate::system::role::{self, Begun, Role};
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 use crate::system::{confine, harden, moment};
 use exports::{Count, Front, Taker, Tell};
+use growing::grower;
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
-/// Longest that reading the tables of an image that grows may take. The supervisor gives up later
-/// (`supervisor::process`), and on the worker with it.
-const TABLES: Duration = Duration::from_secs(30);
 /// Bytes of the stack of a thread that does so; it is locked in memory as a whole.
 const STACK: usize = 256 << 10;
 
@@ -479,32 +476,6 @@ fn aside<'scope, W: FnOnce() + Send + 'scope>(
     }
 }
 
-/// Allocates room in a device's image, if that grows. Each worker asks anew: the one before may have made
-/// some. What waits for the image's file is done on another thread: a file system that does not answer costs
-/// this device alone its worker.
-fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn Grow>>> {
-    if !kept.serve.backing.grows {
-        return Ok(None);
-    }
-    let readers = kept.sources.iter().map(Source::reader).collect::<io::Result<_>>()?;
-    let no_file = || wrong("an image that grows has no file");
-    let first = kept.sources.first().and_then(Source::file).ok_or_else(no_file)?;
-    let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();
-    let old = Image::assembled(kept.serve.map.clone(), readers, encoded)
-        .ok_or_else(|| wrong("a map speaks of what is not there"))?;
-    let for_syncs = first.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
-    let file = first.buffered.try_clone()?;
-    match within(TABLES, move || Grower::open(file, for_syncs, old)) {
-        Some(grower) => Ok(Some(Box::new(grower.map_err(io::Error::other)?))),
-        None => {
-            let seconds = TABLES.as_secs();
-            let why =
-                format!("its tables could not be read within {seconds} s: its file system may not answer");
-            Err(io::Error::new(io::ErrorKind::TimedOut, why))
-        }
-    }
-}
-
 /// The machine's memory in bytes.
 fn machine_memory() -> u64 {
     let info = rustix::system::sysinfo();
@@ -534,6 +505,8 @@ impl Charge {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::contract::protocol::tests::serve;
 

@@ -83,8 +83,9 @@ struct Allocation {
 }
 
 impl Grower {
-    /// Takes over a qcow2, open for reading and writing, whose disk was `old`. `for_syncs` is the same file
-    /// opened once more, if it is given: then no other process takes the errors of its syncs.
+    /// Takes over a qcow2, open for reading and writing, whose disk was `old`. `for_syncs` is the same file,
+    /// opened once more ([`crate::syncs`]): then no sync or durable write of anybody else takes the errors of
+    /// the writer's. Of a copy of a descriptor that others sync through that does not hold.
     ///
     /// # Errors
     /// It cannot be written. The code that opened it has checked that already.

@@ -10,6 +10,7 @@ pub(crate) mod file;
 pub mod filled;
 mod kind;
 pub mod link;
+pub mod syncs;
 
 pub use any::{Source, SourceFacts};
 pub use filled::{Filler, Fillers};

@@ -15,6 +15,7 @@ use super::devices::Supervisor;
 use super::driver::{Driver, Offer};
 use super::left::Left;
 use super::owned::Owned;
+use super::recall::unnamed_server;
 use super::workers::{Orphan, Worker};
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceInfo, DeviceState, Error};
@@ -124,6 +125,11 @@ impl Supervisor {
         }
         let Some((kept, worker)) = found else {
             unserved(record)?;
+            if record.worker.is_none()
+                && let Some(who) = unnamed_server(&*driver, id)
+            {
+                return Err(Error::Server { what: format!("does not own it: {who} serves it"), log: None });
+            }
             // Nothing will ever carry out these requests. They get errors; the record stays until the device
             // is detached.
             driver.stop(id)?;

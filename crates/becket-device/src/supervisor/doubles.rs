@@ -54,6 +54,10 @@ pub(super) struct FakeDriver {
     pub(super) refuse: AtomicU32,
     /// Its disks ask their workers how long they are.
     pub(super) follows: AtomicBool,
+    /// The process that each device is known to be served by; 0 where there is none.
+    pub(super) server: AtomicU32,
+    /// A process has each device open to serve it.
+    pub(super) served: AtomicBool,
 }
 
 impl FakeDriver {
@@ -67,6 +71,8 @@ impl FakeDriver {
             used: AtomicBool::new(false),
             refuse: AtomicU32::new(0),
             follows: AtomicBool::new(false),
+            server: AtomicU32::new(0),
+            served: AtomicBool::new(false),
         }
     }
 
@@ -147,6 +153,12 @@ impl Driver for FakeDriver {
     }
     fn numbers(&self) -> Vec<u32> {
         lock(&self.devices).keys().copied().collect()
+    }
+    fn server(&self, _: u32) -> Option<u32> {
+        Some(self.server.load(Ordering::SeqCst)).filter(|pid| *pid > 0)
+    }
+    fn is_held(&self, _: u32) -> bool {
+        self.served.load(Ordering::SeqCst)
     }
     fn start_recovery(&self, id: u32) -> Result<bool, Error> {
         let held = Self::one_of(&self.held);

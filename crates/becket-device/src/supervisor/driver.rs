@@ -123,6 +123,14 @@ pub(crate) trait Driver: Send + Sync {
     fn numbers(&self) -> Vec<u32> {
         Vec::new()
     }
+    /// The process by whose number the kernel knows who added a device, or has started it last.
+    fn server(&self, _number: u32) -> Option<u32> {
+        None
+    }
+    /// Whether a process has a device open in order to serve it, which only one at a time can.
+    fn is_held(&self, _number: u32) -> bool {
+        false
+    }
     /// Begins to give a device to another worker; `false` while the kernel has not let go of the last one.
     fn start_recovery(&self, number: u32) -> Result<bool, Error>;
     /// Lets the requests of a device go to the worker that has it now.

@@ -32,8 +32,10 @@ impl Supervisor {
         let id = device.info.number;
         match driver.info(id)? {
             Some(added) if device.mark != 0 && added.mark == device.mark => {
-                let served = device.worker.is_some_and(|worker| System.alive(worker));
-                if !served {
+                // A worker that the record does not name may serve it.
+                let served = device.worker.is_none_or(|worker| System.alive(worker));
+                // What has no disk any more has no users either.
+                if !served || added.stopped {
                     driver.stop(id)?;
                 } else if !driver.stop_unused(id)? {
                     let hint = "end its users first; it cannot be detached lazily, since its server died";

@@ -109,6 +109,7 @@ impl Place {
         }
         // Before a client can ask.
         supervisor.reappear();
+        supervisor.forget_twins();
         let socket = listen(&runtime)?;
         socket.set_nonblocking(true).map_err(Error::io("listen at", &runtime.socket()))?;
         (self.socket, self.ours, self.said) = (socket, true, false);

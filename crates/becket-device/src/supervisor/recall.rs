@@ -1,8 +1,9 @@
 //! Devices of ours without a record: it was removed, or set aside since it made no sense. They get one again,
 //! so that they are listed and can be detached.
-//! It never touches a device whose mark is not of this becket, and believes no record that was set aside.
+//! It never touches a device whose mark is not of this becket, nor one whose server lives (that makes the
+//! records itself when its runtime directory was removed), and believes no record that was set aside.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -89,6 +90,12 @@ impl Supervisor {
         added: &Added,
         at_first: bool,
     ) -> Result<(), Error> {
+        if let Some(pid) = server_of(driver, id.number) {
+            if at_first {
+                warn!(device = %id, "has no record here, and is left to its server: process {pid}");
+            }
+            return Ok(());
+        }
         match (added.stopped, at_first) {
             (true, true) => {
                 driver.del(id.number)?;
@@ -99,11 +106,53 @@ impl Supervisor {
             (false, _) => {}
         }
         let mut device = described(driver, id, added);
+        let held = driver.is_held(id.number);
+        if held {
+            device.info.warnings.push("a process that this server does not know serves it".to_owned());
+        }
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
         let name = &device.info.name;
-        warn!(device = name, "had no record and nobody serves it; `becket detach` removes it");
+        let who = if held { "a process that is not known serves it" } else { "nobody serves it" };
+        warn!(device = name, "had no record and {who}; `becket detach` removes it once it is unused");
         Ok(())
+    }
+
+    /// Removes what another server has recorded of our devices while our records were away: a device with two
+    /// records could be taken for a lost one by the second.
+    pub(super) fn forget_twins(&self) {
+        let owned: Vec<_> = lock(&self.devices).values().cloned().collect();
+        let ours: BTreeMap<u64, DeviceInfo> = owned
+            .iter()
+            .map(|owned| {
+                let state = lock(&owned.state);
+                (state.device.mark, state.device.info.clone())
+            })
+            .collect();
+        for (name, entry) in self.store.entries().unwrap_or_default() {
+            let Entry::Device(twin) = entry else { continue };
+            let Some(info) = ours.get(&twin.mark).filter(|info| info.name != name) else { continue };
+            links::remove(self.store.runtime(), &twin.info);
+            if let Err(error) = self.store.remove(&twin) {
+                warn!("the record {name} of {} stays: {error}", info.name);
+            }
+            links::restore(self.store.runtime(), info);
+        }
+    }
+}
+
+/// The server of a device by its number, where it lives and is not this one. In another PID namespace, its
+/// number names nobody here, or a process that is no server.
+fn server_of(driver: &dyn Driver, number: u32) -> Option<u32> {
+    let server = ProcessId::of(driver.server(number)?)?;
+    (server != ProcessId::own() && server.is_server()).then_some(server.pid)
+}
+
+/// Who serves a device whose record names no worker, where somebody does.
+pub(super) fn unnamed_server(driver: &dyn Driver, number: u32) -> Option<String> {
+    match server_of(driver, number) {
+        Some(pid) => Some(format!("process {pid}")),
+        None => driver.is_held(number).then(|| "a process that is not known".to_owned()),
     }
 }
 

@@ -1,4 +1,8 @@
 use std::fs;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::contract::messages::Detach;
@@ -97,4 +101,130 @@ fn devices_of_others_are_left_alone() {
         assert_eq!((lock(&stage.driver.devices).len(), names(&stage).len()), (1, 0));
     }
     assert_eq!(stage.done(), Vec::<String>::new());
+}
+
+/// A process with these words, which waits until it is ended.
+struct Process(Child);
+
+impl Process {
+    fn of(words: &[&str]) -> Process {
+        let mut command = Command::new("sh");
+        // Its first line says that it has these words: a fork has its parent's until then.
+        command.arg0("becket").args(["-c", "echo; read x"]).args(words);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Process(child)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A stage whose only device has no record, and whose supervisor owns nothing: it was begun in a new runtime
+/// directory. The kernel knows the device's server by that number.
+fn of_another_server(pid: u32, stopped: bool) -> Stage {
+    let stage = with_a_spoilt_record();
+    lock(&stage.supervisor.devices).clear();
+    lock(&stage.driver.devices).get_mut(&900_001).unwrap().stopped = stopped;
+    stage.driver.server.store(pid, Ordering::SeqCst);
+    stage
+}
+
+#[test]
+fn the_devices_of_a_server_that_lives_are_left_to_it() {
+    for stopped in [true, false] {
+        let server = Process::of(&["serve"]);
+        let stage = of_another_server(server.0.id(), stopped);
+        stage.supervisor.adopt();
+        stage.supervisor.list();
+        assert_eq!((lock(&stage.driver.devices).len(), names(&stage).len()), (1, 0), "stopped: {stopped}");
+        assert_eq!(stage.done(), Vec::<String>::new());
+        drop(server);
+        stage.supervisor.adopt();
+        let left = (lock(&stage.driver.devices).len(), names(&stage).len());
+        assert_eq!(left, if stopped { (0, 0) } else { (1, 1) }, "nobody will serve it");
+    }
+}
+
+#[test]
+fn a_number_that_is_used_again_is_no_server() {
+    let other = Process::of(&["run"]);
+    // In another container, both servers may well have the same number.
+    for pid in [other.0.id(), std::process::id()] {
+        let stage = of_another_server(pid, false);
+        stage.supervisor.adopt();
+        assert_eq!(names(&stage), ["ublkb900001"]);
+        detach(&stage, "ublkb900001");
+    }
+}
+
+/// The same, where a process has the device open that this supervisor does not know.
+fn of_an_unknown_worker() -> Stage {
+    let stage = of_another_server(0, false);
+    stage.driver.served.store(true, Ordering::SeqCst);
+    stage.supervisor.adopt();
+    assert_eq!(names(&stage), ["ublkb900001"]);
+    stage
+}
+
+#[test]
+fn a_device_of_an_unknown_worker_is_not_taken_from_its_users() {
+    let stage = of_an_unknown_worker();
+    stage.driver.used.store(true, Ordering::SeqCst);
+    for lazy in [false, true] {
+        let request = Detach { name: "ublkb900001".to_owned(), lazy, force: None };
+        let detached = stage.supervisor.detach(&request);
+        assert_eq!(stage.done(), ["refuse to stop 900001"]);
+        assert_eq!(matches!(detached.unwrap_err(), Error::Busy { .. }), !lazy);
+    }
+    stage.driver.used.store(false, Ordering::SeqCst);
+    detach(&stage, "ublkb900001");
+    assert_eq!(stage.done(), ["stop unused 900001", "delete 900001"]);
+}
+
+#[test]
+fn a_device_of_an_unknown_worker_is_not_stopped_by_the_next_server() {
+    let stage = of_an_unknown_worker();
+    stage.supervisor.adopt();
+    assert_eq!(stage.done(), Vec::<String>::new());
+    let device = stage.bench.store.device("ublkb900001").unwrap().unwrap();
+    assert!(device.info.warnings.iter().any(|warning| warning.contains("serves it")));
+}
+
+#[test]
+fn users_of_a_device_that_nobody_serves_get_errors_from_the_next_server() {
+    let stage = of_another_server(0, false);
+    stage.driver.used.store(true, Ordering::SeqCst);
+    stage.supervisor.adopt();
+    assert_eq!(stage.done(), Vec::<String>::new());
+    stage.supervisor.adopt();
+    assert_eq!(stage.done(), ["stop 900001"]);
+    // Without a disk it has no users that could lose it.
+    detach(&stage, "ublkb900001");
+    assert_eq!(stage.done(), ["stop 900001", "delete 900001"]);
+}
+
+#[test]
+fn what_another_server_has_recorded_of_an_owned_device_goes() {
+    let stage = Stage::new();
+    stage.supervisor.attach(stage.bench.request(Some("one")), vec![stage.bench.fd(true, 0)]).unwrap();
+    let one = stage.bench.store.device("one").unwrap().unwrap();
+    let mut twin = one.clone();
+    (twin.server, twin.worker) = (None, None);
+    let mut other = Device { mark: one.mark ^ 1, ..twin.clone() };
+    for (device, name) in [(&mut twin, "ublkb900001"), (&mut other, "other")] {
+        name.clone_into(&mut device.info.name);
+        stage.bench.store.enter(device, |_| false).unwrap();
+        links::make(stage.bench.store.runtime(), &device.info);
+    }
+    stage.supervisor.reappear();
+    stage.supervisor.forget_twins();
+    assert_eq!(names(&stage), ["one", "other"]);
+    let link = |name: &str| stage.bench.store.runtime().links().join(name).is_symlink();
+    assert_eq!(["one", "other", "ublkb900001"].map(link), [true, true, false]);
+    assert_eq!(stage.bench.store.device("one").unwrap(), Some(one));
 }

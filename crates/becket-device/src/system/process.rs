@@ -55,6 +55,18 @@ impl ProcessId {
     }
 }
 
+impl ProcessId {
+    /// Whether it is a server of becket's by its command line, or the guard of one, of whatever version.
+    /// Processes that have the number of a dead server by now are told from servers by that.
+    pub(crate) fn is_server(self) -> bool {
+        self.alive() && fs::read(format!("/proc/{}/cmdline", self.pid)).is_ok_and(|line| is_serving(&line))
+    }
+}
+
+fn is_serving(command_line: &[u8]) -> bool {
+    command_line.split(|&byte| byte == 0).skip(1).any(|word| word == b"serve")
+}
+
 /// When the process started, and whether it is only waiting to be reaped.
 fn start_of(pid: u32) -> Option<(u64, bool)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -80,6 +92,16 @@ mod tests {
         assert_eq!(parse_stat(&format!("5 (x) Z {rest}")), Some((777, true)));
         assert_eq!(parse_stat("5 (x) S 1"), None);
         assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_words() {
+        assert!(is_serving(b"becket\0serve\0--ready-fd\x001\0"));
+        assert!(is_serving(b"/usr/bin/becket\0--json\0serve\0"));
+        for other in [&b""[..], b"serve\0", b"becket\0worker\0", b"becket serve\0", b"becket\0server\0"] {
+            assert!(!is_serving(other), "{other:?}");
+        }
+        assert!(!ProcessId::own().is_server());
     }
 
     #[test]

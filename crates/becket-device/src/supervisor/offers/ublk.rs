@@ -98,6 +98,17 @@ impl Driver for Control {
         control::numbers()
     }
 
+    fn server(&self, number: u32) -> Option<u32> {
+        let info = Control::info(self, number).ok().flatten()?;
+        u32::try_from(info.ublksrv_pid).ok().filter(|pid| *pid > 0)
+    }
+
+    fn is_held(&self, number: u32) -> bool {
+        // The kernel names nobody, but refuses a second one. Ours is closed at once.
+        let busy = Some(rustix::io::Errno::BUSY.raw_os_error());
+        self.open_char(number).is_err_and(|error| error.raw_os_error() == busy)
+    }
+
     fn start_recovery(&self, number: u32) -> Result<bool, Error> {
         match Control::start_recovery(self, number) {
             Ok(()) => Ok(true),

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use crate::image::Role;
 use crate::partition::{self, Table};
 use crate::{Error, Image, OpenOptions, Partition, Tail};
 
@@ -37,14 +38,17 @@ pub(crate) fn choose(
     let size = image.len();
     let (offset, room) = window(path, size, wanted)?;
     // An image whose first sectors cannot be read may be attached just to rescue the rest.
-    let table = image
-        .slice(offset, room)
-        .map_err(std::io::Error::other)
-        .and_then(|window| partition::read(&window, room, wanted.block_size.unwrap_or(natural)))
-        .unwrap_or_else(|error| {
-            let warning = format!("its partition table cannot be read: {error}");
-            Table { warnings: vec![warning], ..Table::default() }
-        });
+    let table = match image.role() {
+        Role::Extended => Ok(Table::default()),
+        _ => image
+            .slice(offset, room)
+            .map_err(std::io::Error::other)
+            .and_then(|window| partition::read(&window, room, wanted.block_size.unwrap_or(natural))),
+    };
+    let table = table.unwrap_or_else(|error| {
+        let warning = format!("its partition table cannot be read: {error}");
+        Table { warnings: vec![warning], ..Table::default() }
+    });
     let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
     let block_size = wanted.block_size.unwrap_or(natural.max(spoken));
     let tail = room % u64::from(block_size);

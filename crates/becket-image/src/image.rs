@@ -15,9 +15,10 @@ use crate::bytes::{Reach, ReadAt};
 use crate::decoded::Decoded;
 use crate::encoded::{self, Block, Encoded};
 use crate::layer::{About, LayerError};
+pub(crate) use crate::layout::Role;
 use crate::layout::{BEHIND, BLOCK, BLOCKS, EXTENT, PIECES};
 pub use crate::layout::{Layout, PIECES_MAX};
-use crate::{Extent, Map, Place};
+use crate::{Extent, Map, Partition, Place};
 
 /// The most that a parser reads at once, in bytes: such memory is not counted, for it does not last.
 const READ_MAX: usize = 64 << 20;
@@ -35,6 +36,8 @@ pub struct Image {
     block_size: u32,
     /// What it is stored as, where it is not stored as it is.
     stored: Option<Arc<About>>,
+    /// What its first bytes can mean.
+    role: Role,
 }
 
 /// A map, and the memory that it takes.
@@ -82,7 +85,7 @@ impl Image {
         let budget = Budget::unlimited();
         let map = Mapped::new(Map::contiguous(0, 0, len), budget.held());
         let sources = Sources { readers: vec![file], layers: Vec::new(), budget };
-        Image { map, sources, block_size, stored: None }
+        Image { map, sources, block_size, stored: None, role: Role::File }
     }
 
     /// The same image, whose reading and parsing, and that of all images in it, may cost so much.
@@ -106,7 +109,7 @@ impl Image {
         let layers = encoded.into_iter().map(layer).collect();
         let map = Mapped::new(map, budget.held());
         let sources = Sources { readers, layers, budget };
-        sound.then(|| Image { map, sources, block_size: 512, stored: None })
+        sound.then(|| Image { map, sources, block_size: 512, stored: None, role: Role::File })
     }
 
     /// Length in bytes.
@@ -131,12 +134,26 @@ impl Image {
 
     /// The same bytes, of which is known what they are stored as.
     pub(crate) fn stored_as(self, about: About) -> Image {
-        Image { stored: Some(Arc::new(about)), ..self }
+        Image { stored: Some(Arc::new(about)), role: Role::Disk, ..self }
     }
 
     /// What it is stored as (a qcow2), where it is not stored as it is.
     pub fn stored(&self) -> Option<&About> {
         self.stored.as_deref()
+    }
+
+    /// What its first bytes can mean.
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// A partition of it, as an image.
+    ///
+    /// # Errors
+    /// As [`Image::slice`].
+    pub fn part(&self, partition: &Partition) -> Result<Image, LayerError> {
+        let part = self.slice(partition.start, partition.len)?;
+        Ok(Image { role: Role::of(partition), ..part })
     }
 
     /// What it takes to read its last bytes.
@@ -166,7 +183,7 @@ impl Image {
     /// It reaches beyond the end, or the budget is spent.
     pub fn slice(&self, offset: u64, len: u64) -> Result<Image, LayerError> {
         let map = self.map().slice(offset, len).map_err(|error| LayerError::Corrupt(error.to_string()))?;
-        Ok(Image { map: self.sources.mapped(map)?, stored: None, ..self.clone() })
+        Ok(Image { map: self.sources.mapped(map)?, stored: None, role: Role::Disk, ..self.clone() })
     }
 
     /// The same with zeroes behind it.
@@ -196,7 +213,7 @@ impl Image {
         data: Option<&Image>,
         behind: Option<&Image>,
     ) -> Result<Image, LayerError> {
-        let Layout { extents, encoded, gathered, .. } = layout;
+        let Layout { extents, encoded, gathered, role, .. } = layout;
         let mut sources = self.sources.clone();
         let data = data.map(|image| sources.append(image)).transpose()?;
         let stored = data.as_ref().unwrap_or(self.map());
@@ -228,7 +245,7 @@ impl Image {
             let decoded = Arc::clone(&below.decoded);
             sources.layers.push(Arc::new(Layer { encoded, decoded, _held: held }));
         }
-        Ok(Image { map, sources, block_size: 512, stored: None })
+        Ok(Image { map, sources, block_size: 512, stored: None, role })
     }
 
     /// What [`Layout::gather`] has put together.
@@ -260,7 +277,7 @@ impl Image {
             }
             start = start.saturating_add(*len);
         }
-        Ok(Image { map: composed.finish()?, sources, block_size: 512, stored: None })
+        Ok(Image { map: composed.finish()?, sources, block_size: 512, stored: None, role: Role::File })
     }
 
     /// `len` bytes from byte `offset` on, in memory of their own.

@@ -77,19 +77,13 @@ pub fn inspect(image: &Image, name: &str, format: Format) -> Inspected {
         files: if unlimited { usize::MAX } else { FILES_MAX },
         packed: if unlimited { usize::MAX } else { PACKED_MAX },
     };
-    let mut node = look.describe(image, Named { name: name.to_owned(), file: true }, format, 0);
+    let mut node = look.describe(image, name.to_owned(), format, 0);
     look.search(&mut node);
     let mut report = node.report;
     if let Err(spent) = budget.check() {
         report.problems.push(format!("not searched further: {spent}; --no-limits searches all of it"));
     }
     report
-}
-
-/// An image that is looked into: its name, and whether it is a file (a partition is none).
-struct Named {
-    name: String,
-    file: bool,
 }
 
 /// An image that was recognised, and what is still to be searched of it.
@@ -111,8 +105,7 @@ struct Look {
 
 impl Look {
     /// What an image is, and the images that it holds without a file system.
-    fn describe(&mut self, image: &Image, named: Named, format: Format, depth: usize) -> Node {
-        let Named { name, file } = named;
+    fn describe(&mut self, image: &Image, name: String, format: Format, depth: usize) -> Node {
         let encoded =
             image.map().extents().iter().filter(|e| matches!(e.place, crate::Place::Encoded { .. }));
         let report = Inspected {
@@ -130,9 +123,8 @@ impl Look {
             children: Vec::new(),
         };
         let mut node = Node { report, fs: None, parts: Vec::new(), depth };
-        let may_be_foreign = file && format == Format::Auto && image.stored().is_none();
         let taken = self.take(&node.report).map_err(LayerError::from);
-        let foreign = taken.and_then(|()| if may_be_foreign { foreign::refuse(image) } else { Ok(()) });
+        let foreign = taken.and_then(|()| if format == Format::Auto { foreign::refuse(image) } else { Ok(()) });
         let contents = match foreign.and_then(|()| recognise(image, format)) {
             Ok(contents) => contents,
             Err(error) => {
@@ -149,12 +141,7 @@ impl Look {
         }
         node.report.problems.extend(contents.warnings.iter().cloned());
         if let Some(packed) = &contents.packed {
-            node.parts.push(self.describe(
-                &packed.image,
-                Named { name: UNPACKED.to_owned(), file: true },
-                Format::Auto,
-                depth + 1,
-            ));
+            node.parts.push(self.describe(&packed.image, UNPACKED.to_owned(), Format::Auto, depth + 1));
         }
         self.partitions(image, &contents, &mut node);
         node.fs = contents.fs.map(|fs| (image.clone(), fs));
@@ -174,10 +161,10 @@ impl Look {
                 return;
             }
             let name = format!("p{}", partition.number);
-            let Ok(part) = image.slice(partition.start, partition.len) else { continue };
+            let Ok(part) = image.part(partition) else { continue };
             // A partition that begins where the disk does, as on bootable ISOs, was reported already.
             let deeper = if partition.start == 0 { DEPTH_MAX + 1 } else { node.depth + 1 };
-            let mut child = self.describe(&part, Named { name, file: false }, Format::Auto, deeper);
+            let mut child = self.describe(&part, name, Format::Auto, deeper);
             child.report.partition_label = partition.label.as_deref().map(|label| shown(label.as_bytes()));
             child.report.partition_uuid = partition.uuid.clone();
             child.report.partition_type = Some(partition.type_.clone());
@@ -212,8 +199,7 @@ impl Look {
             // What cannot be opened, or holds nothing, is a file like others.
             let Ok(inner) = inner else { continue };
             let Some(inner) = self.holds(inner, &mut skipped) else { continue };
-            let named = Named { name: shown(&path), file: true };
-            let mut child = self.describe(&inner, named, Format::Auto, node.depth + 1);
+            let mut child = self.describe(&inner, shown(&path), Format::Auto, node.depth + 1);
             self.search(&mut child);
             node.report.children.push(child.report);
         }

@@ -5,7 +5,7 @@ use crate::budget::{Budget, Held};
 use crate::codec::Codec;
 use crate::encoded::Block;
 use crate::layer::LayerError;
-use crate::{Extent, Place};
+use crate::{Extent, Partition, Place};
 
 /// The most extents, and the most encoded blocks, that one image may have: 40 and 32 MiB of memory. It holds
 /// without a budget, too: the process that serves devices has no more room.
@@ -20,6 +20,25 @@ pub(crate) const BLOCKS: &str = "the blocks of a compressed image";
 pub(crate) const EXTENT: u64 = size_of::<Extent>() as u64;
 pub(crate) const BLOCK: u64 = size_of::<Block>() as u64;
 
+/// What the first bytes of an image can mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A file or device: whatever they are the magic number of.
+    File,
+    /// A disk or partition. Its user wrote them, and can have written what begins like a compressed file or
+    /// an archive: it is none.
+    Disk,
+    /// An extended partition. They are a record of the table of the disk around it.
+    Extended,
+}
+
+impl Role {
+    /// That of a partition.
+    pub(crate) fn of(partition: &Partition) -> Role {
+        if partition.is_extended() { Role::Extended } else { Role::Disk }
+    }
+}
+
 /// Where the bytes of an image are in terms of the image that it lies in; pushed piece by piece, in order.
 #[derive(Debug)]
 pub struct Layout {
@@ -29,6 +48,8 @@ pub struct Layout {
     pub(crate) encoded: Vec<(Codec, Vec<Block>)>,
     /// Where what the blocks are decoded from lies, if that is not the image below as it is.
     pub(crate) gathered: Vec<Extent>,
+    /// What the first bytes of the image can mean.
+    pub(crate) role: Role,
     len: u64,
     held: Held,
 }
@@ -37,7 +58,14 @@ impl Layout {
     /// One that is empty, whose memory is counted.
     pub(crate) fn within(budget: &Budget) -> Result<Layout, LayerError> {
         let held = budget.hold(0, PIECES)?;
-        Ok(Layout { extents: Vec::new(), encoded: Vec::new(), gathered: Vec::new(), len: 0, held })
+        Ok(Layout {
+            extents: Vec::new(),
+            encoded: Vec::new(),
+            gathered: Vec::new(),
+            role: Role::File,
+            len: 0,
+            held,
+        })
     }
 
     /// The next `len` bytes are those from byte `offset` of the image below on.

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::disk::unpack_disk;
 use crate::error::PARTITIONS;
-use crate::image::{Image, Layout};
+use crate::image::{Image, Layout, Role};
 use crate::layer::packed::{self, Kind};
 use crate::layer::{
     Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign, known, recognise,
@@ -82,16 +82,16 @@ pub(crate) fn walk(image: Image, path: String, names: &[OsString], format: Forma
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let mut rest = names.as_slice();
     let mut links = LINKS_MAX;
-    walk.unpack(format, true)?;
+    walk.unpack(format)?;
     if rest.is_empty() && walk.levels.len() == 1 {
         walk.is_really(format)?;
     }
     while !rest.is_empty() {
         let format = if walk.levels.len() == 1 { format } else { Format::Auto };
-        let (left, file) = walk.descend(rest, format, stored, &mut links)?;
+        let left = walk.descend(rest, format, stored, &mut links)?;
         rest = left;
         if !(stored && rest.is_empty()) {
-            walk.unpack(Format::Auto, file)?;
+            walk.unpack(Format::Auto)?;
         }
     }
     Ok(walk)
@@ -183,18 +183,14 @@ impl Walk {
         }
     }
 
-    /// Goes from the last image to the one that is packed in it, as often as there is one. `file` says that
-    /// the last image is a file or device, which can be a container that becket does not read; a partition
-    /// cannot.
-    fn unpack(&mut self, format: Format, file: bool) -> Result<(), Error> {
-        let (mut format, mut file) = (format, file);
+    /// Goes from the last image to the one that is packed in it, as often as there is one.
+    fn unpack(&mut self, mut format: Format) -> Result<(), Error> {
         while self.end == End::Image {
             let count = self.levels.len();
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
             let here = Here { path: &level.path };
             let Some(kind) = packed::kind_of(&level.image, format) else {
-                // The disk in a container is one, whatever its user has written there.
-                if file && format == Format::Auto && level.image.stored().is_none() {
+                if format == Format::Auto {
                     foreign::refuse(&level.image).map_err(|source| here.layer(source))?;
                 }
                 return Ok(());
@@ -216,22 +212,21 @@ impl Walk {
             self.read_only = self.read_only.take().or_else(|| Some(compressed(kind)));
             level.contents = Some(contents);
             self.levels.push(next);
-            (format, file) = (Format::Auto, true);
+            format = Format::Auto;
         }
         Ok(())
     }
 
-    /// Goes from the last image to the next, or to a directory in it. Returns the remaining names, and
-    /// whether it went to a file. With `stored` the image that the path names is taken as it is stored.
+    /// Goes from the last image to the next, or to a directory in it. Returns the remaining names. With `stored` the image that the path names is taken as it is stored.
     fn descend<'a>(
         &mut self,
         names: &'a [&'a [u8]],
         format: Format,
         stored: bool,
         links: &mut u32,
-    ) -> Result<(&'a [&'a [u8]], bool), Error> {
+    ) -> Result<&'a [&'a [u8]], Error> {
         let count = self.levels.len();
-        let Some(level) = self.levels.last_mut() else { return Ok((&[], false)) };
+        let Some(level) = self.levels.last_mut() else { return Ok(&[]) };
         let here = Here { path: &level.path };
         if count > DEPTH_MAX {
             return Err(here.no_container(format!("more than {DEPTH_MAX} images inside each other")));
@@ -258,15 +253,16 @@ impl Walk {
             }
             None => None,
         };
+        let failed = |source| here.layer(source);
+        let mut layout = Layout::of(&level.image).map_err(failed)?;
         let (reached, used) = match found {
             Some(found) => found,
             None => {
                 let (partition, used) = select(&level.image, table, names, &here)?;
+                layout.role = Role::of(partition);
                 (Reached::Part(partition.start, partition.len), used)
             }
         };
-        let failed = |source| here.layer(source);
-        let mut layout = Layout::of(&level.image).map_err(|source| here.layer(source))?;
         match (reached, &contents.fs) {
             (Reached::Part(start, len), _) => layout.data(start, len).map_err(failed)?,
             (Reached::File(node), Some(fs)) => {
@@ -283,9 +279,9 @@ impl Walk {
             (Reached::Directory(node), _) => {
                 self.end = End::Directory(node);
                 level.contents = Some(contents);
-                return Ok((&[], false));
+                return Ok(&[]);
             }
-            (Reached::File(_), None) => return Ok((&[], false)),
+            (Reached::File(_), None) => return Ok(&[]),
         }
         let (taken, left) = names.split_at(used.min(names.len()));
         let path = taken.iter().fold(level.path.clone(), |path, name| format!("{path}/{}", shown(name)));
@@ -295,8 +291,7 @@ impl Walk {
             image = image.with_block_size(level.image.block_size());
         }
         let inside = |source| Error::Layer { image: path.clone(), source };
-        let file = matches!(reached, Reached::File(_));
-        if file
+        if matches!(reached, Reached::File(_))
             && !(stored && left.is_empty())
             && let Some(disk) = unpack_disk(&image).map_err(inside)?
         {
@@ -308,7 +303,7 @@ impl Walk {
         }
         level.contents = Some(contents);
         self.levels.push(Level { path, image, span, contents: None, reached: Some(reached) });
-        Ok((left, file))
+        Ok(left)
     }
 }
 
@@ -525,10 +520,7 @@ enum Tag {
 /// The labels or UUIDs that a partition is known by: that of what is in it, and its own.
 fn tags(image: &Image, partition: &Partition, by: Tag) -> Vec<String> {
     // A partition whose contents cannot be read still has its own.
-    let contents = image
-        .slice(partition.start, partition.len)
-        .ok()
-        .and_then(|image| recognise(&image, Format::Auto).ok());
+    let contents = image.part(partition).ok().and_then(|image| recognise(&image, Format::Auto).ok());
     let about = contents.map(|contents| contents.about()).unwrap_or_default();
     let (inner, own) = match by {
         Tag::Label => (about.label, partition.label.clone()),

@@ -9,7 +9,7 @@ use super::packed::{self, Packed};
 use super::{
     About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, lvm2, ntfs, squashfs, xfs,
 };
-use crate::image::Image;
+use crate::image::{Image, Role};
 use crate::partition::{self, Table};
 
 /// What an image holds. A bootable ISO holds both: files and a partition table.
@@ -73,7 +73,7 @@ pub fn recognise(image: &Image, format: Format) -> Result<Contents, LayerError> 
 /// # Errors
 /// It has the magic number of a layer and is damaged, or is not what `format` says.
 pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
-    if format == Format::Raw {
+    if format == Format::Raw || image.role() == Role::Extended {
         return Ok(Contents::default());
     }
     let format = format.of_contents();

@@ -9,7 +9,7 @@
 use super::{Foreign, Format, LayerError, detect};
 use crate::bytes::field;
 use crate::disk::ends::Ends;
-use crate::image::Image;
+use crate::image::{Image, Role};
 
 /// One of [`FORMATS`].
 struct Known {
@@ -160,6 +160,10 @@ fn tar(ends: &Ends) -> bool {
 /// # Errors
 /// The image's budget is spent.
 pub fn find(image: &Image) -> Result<Option<&'static Foreign>, LayerError> {
+    // The disk in a container is one, whatever its user has written there.
+    if image.role() != Role::File {
+        return Ok(None);
+    }
     let Some(ends) = Ends::of(image)? else { return Ok(None) };
     let Some(Known { format, .. }) = FORMATS.iter().find(|known| (known.magic)(&ends)) else {
         return Ok(None);

@@ -23,6 +23,13 @@ pub struct Partition {
     pub type_: String,
 }
 
+impl Partition {
+    /// Whether it is the container of an MBR's logical partitions.
+    pub fn is_extended(&self) -> bool {
+        matches!(self.type_.as_str(), "0x05" | "0x0f" | "0x85")
+    }
+}
+
 /// What a table says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Table {

@@ -180,6 +180,42 @@ fn inside_an_image_the_same_holds_and_raw_gives_what_is_stored() {
     assert!(!report.children.iter().any(|child| child.name == "v.zip"), "{report:?}");
 }
 
+/// What a guest writes at the start of its disk says nothing about the file that the disk is in.
+#[test]
+fn a_disk_or_partition_that_begins_like_a_compressed_file_is_a_disk() {
+    let name = "foreign::a_disk_or_partition_that_begins_like_a_compressed_file_is_a_disk";
+    if !require_plain_machine(name, &["qemu-img", "sfdisk", "gzip", "xz", "zstd"]) {
+        return;
+    }
+    let dir = dir();
+    let at = dir.path();
+    fs::write(at.join("input"), random_bytes(300_000, 5)).unwrap();
+    for packer in ["gzip -c", "xz --block-size=64KiB -c", "xz -c", "zstd -q -c"] {
+        sh(at, &format!("{packer} input >packed"));
+        let mut stored = fs::read(at.join("packed")).unwrap();
+        stored.resize(stored.len().next_multiple_of(512), 0);
+        fs::write(at.join("disk"), &stored).unwrap();
+        sh(at, "rm -f d.*; for f in qcow2 vmdk vdi vhdx; do qemu-img convert -f raw -O $f disk d.$f; done");
+        sh(at, "qemu-img create -q -f qcow2 -b disk -F raw d.over.qcow2");
+        sh(at, "truncate -s 2M gpt; echo start=1024 | sfdisk -q -X gpt gpt");
+        let mut disk = fs::read(at.join("gpt")).unwrap();
+        disk[1024 * 512..][..stored.len()].copy_from_slice(&stored);
+        fs::write(at.join("gpt"), &disk).unwrap();
+        for place in ["d.qcow2", "d.vmdk", "d.vdi", "d.vhdx", "d.over.qcow2", "gpt/p1"] {
+            let path = at.join(place);
+            let opened = open(&path).unwrap_or_else(|error| panic!("{packer} in {place}: {error}"));
+            assert!(opened.map.len() >= stored.len() as u64, "{packer} in {place}");
+            let image = seen(&path, Format::Auto);
+            assert!(bytes(&image)[..stored.len()] == stored, "{packer} in {place}");
+            let report = inspect(&image, place, Format::Auto);
+            let said = (report.about.format, report.problems.len(), report.children.len());
+            assert_eq!(said, ("raw", 0, 0), "{packer} in {place}");
+        }
+        let report = inspect(&seen(&at.join("gpt"), Format::Auto), "gpt", Format::Auto);
+        assert_eq!((report.children[0].about.format, report.children[0].problems.len()), ("raw", 0));
+    }
+}
+
 #[test]
 fn a_format_that_was_named_is_held_to() {
     if !require_plain_machine("foreign::a_format_that_was_named_is_held_to", &["mke2fs", "sfdisk"]) {

@@ -109,6 +109,12 @@ fn volumes_lie_where_lvm_says() {
     assert_eq!((attributes.kind, attributes.size), (NodeKind::File, root.len() as u64));
     assert!(attributes.modified.is_some_and(|time| time.seconds > 1_700_000_000));
     fs.writable(node(fs.as_ref(), "root")).unwrap();
+    let mut written = bytes.clone();
+    let first = usize::try_from(MIB + found[0].1 * (256 << 10)).unwrap();
+    written[first..first + 4].copy_from_slice(b"\x1f\x8b\x08\0");
+    let (image, fs) = opened(written);
+    let volume = image.compose(fs.lay_out(node(fs.as_ref(), "root")).unwrap()).unwrap();
+    assert!(detect(&volume, Format::Auto).unwrap().packed.is_none(), "its bytes are its user's");
 
     let found = ranges(&lab, "vg-one/stripe");
     assert_eq!(found.len(), 2, "{found:?}");

@@ -5,9 +5,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use becket_image::{OpenOptions, Partition};
+use becket_image::{Format, OpenOptions, Partition, inspect};
 
-use crate::common::{dir, file, have, run, skip};
+use crate::common::{dir, file, have, look, run, skip};
 
 fn partitions(path: &Path) -> (Vec<Partition>, Vec<String>) {
     let options = OpenOptions { read_only: true, partitions: true, ..OpenOptions::default() };
@@ -121,4 +121,21 @@ fn a_gpt_by_sgdisk_survives_the_loss_of_its_start() {
     let (rest, warnings) = partitions(&path);
     assert_eq!(rest, whole);
     assert!(warnings[0].contains("backup"), "{warnings:?}");
+}
+
+/// Its first sector is a record of the disk around it, and no table of its own.
+#[test]
+fn an_extended_partition_is_not_looked_into() {
+    let _dir = dir();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mbr-logical.img");
+    let (inner, warnings) = partitions(&fixture.join("p2"));
+    assert_eq!((inner.len(), warnings), (0, vec![]), "the list of logical partitions");
+    let walk = look(&fixture, Format::Auto, &[]).unwrap();
+    let report = inspect(&walk.last().unwrap().image, "disk", Format::Auto);
+    let extended = report.children.iter().find(|child| child.name == "p2").unwrap();
+    assert_eq!(extended.partition_type_name, Some("Extended"));
+    assert_eq!((extended.about.format, extended.children.len()), ("raw", 0), "{extended:?}");
+    assert!(report.children.iter().all(|child| child.problems.is_empty()), "{report:?}");
+    let error = look(&fixture.join("p2/p1"), Format::Auto, &[]).unwrap_err();
+    assert!(error.to_string().contains("no partition table"), "{error}");
 }

@@ -271,7 +271,7 @@ fn root(level: &Level, contents: &Contents, held: &mut Held) -> Result<Vec<Line>
     let mut lines = Vec::new();
     let partitions = contents.table.iter().flat_map(|table| &table.partitions);
     for partition in partitions {
-        let inner = level.image.slice(partition.start, partition.len).ok();
+        let inner = level.image.part(partition).ok();
         // What is in a partition is worth a word only where it can be read.
         let about = inner.and_then(|inner| detect(&inner, becket_image::Format::Auto).ok());
         let about = about.map(|contents| contents.about()).unwrap_or_default();

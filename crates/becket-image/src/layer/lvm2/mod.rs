@@ -18,7 +18,7 @@ use super::{
 };
 use crate::budget::Held;
 use crate::bytes::{part, u32_at, u64_at};
-use crate::image::{Image, Layout};
+use crate::image::{Image, Layout, Role};
 
 const ROOT: u64 = 0;
 const GROUP: u64 = 1;
@@ -230,6 +230,7 @@ impl FileSystem for Lvm2 {
             Err(reason) => return unsupported(format!("the volume {name}: {reason}")),
         };
         let mut layout = Layout::of(&self.image)?;
+        layout.role = Role::Disk;
         for Segment { len, turn, places } in segments {
             let mut done = 0;
             'segment: for round in 0.. {

@@ -22,7 +22,7 @@ use pieces::Pieces;
 
 use super::{About, Format, LayerError};
 use crate::bytes::{ReadAt, field, u8_at, u32_at};
-use crate::image::{Image, Layout};
+use crate::image::{Image, Layout, Role};
 
 /// Another image as a whole, packed.
 #[derive(Debug)]
@@ -43,11 +43,12 @@ impl Packed {
 
 const KINDS: [Kind; 3] = [Kind::Xz, Kind::Zstd, Kind::Gzip];
 
-/// How `bytes` seem to be packed, by their first few, when `format` lets them be.
-pub(crate) fn kind_of(bytes: &dyn ReadAt, format: Format) -> Option<Kind> {
+/// How a file seems to be packed, by its first few bytes, when `format` lets it be. A disk never is.
+pub(crate) fn kind_of(image: &Image, format: Format) -> Option<Kind> {
     let mut head = [0; 8];
     let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
-    if !KINDS.iter().any(wanted) || bytes.read_at(&mut head, 0).is_err() {
+    let can_be = image.role() == Role::File && KINDS.iter().any(wanted);
+    if !can_be || image.read_at(&mut head, 0).is_err() {
         return None;
     }
     kind_of_head(head, format)

@@ -252,6 +252,31 @@ fn lists_are_long_deep_and_matched() {
 }
 
 #[test]
+fn a_partition_is_named_by_its_label_or_uuid() {
+    if !require_plain_machine("inside::a_partition_is_named_by_its_label_or_uuid", &["mke2fs", "sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree");
+    fs::write(tree.join("file"), "content").unwrap();
+    image::partitioned(&place.path("disk.img"), &tree);
+    let report = place.run(["--json", "inspect", "disk.img"]).json();
+    let part = &report["image"]["children"][0];
+    for name in ["partition_uuid", "uuid"] {
+        let uuid = part[name].as_str().unwrap();
+        let path = format!("disk.img/by-uuid/{uuid}");
+        let [named, numbered] = [path.as_str(), "disk.img/p1"].map(|path| place.run(["ls", path]));
+        assert_eq!((named.code, &named.out), (0, &numbered.out), "{named:?}");
+        assert!(named.out.contains("file"), "{named:?}");
+        assert_eq!(place.run(["cp", &path, &format!("{name}.img")]).code, 0);
+        let len = fs::metadata(place.path(&format!("{name}.img"))).unwrap().len();
+        assert_eq!(len, part["size"].as_u64().unwrap());
+    }
+    let missing = place.run(["cat", "disk.img/by-label/none"]);
+    assert!(missing.code == 1 && missing.err.contains("by-label/none"), "{missing:?}");
+}
+
+#[test]
 fn a_reader_may_stop_early() {
     let place = scratch();
     image::sparse(&place.path("x.img"), 1 << 40);

@@ -238,14 +238,16 @@ impl Inside<'_> {
             return Ok(Named { path, name, thing, names, format });
         };
         let name = Some(last.as_bytes().to_vec());
-        let walk = self.walk(parent, self.format(parent))?;
-        let failed = |source| Error::Layer { image: self.shown(parent), source };
-        let (_, at) = directory_of(&walk, self.format(parent)).map_err(failed)?;
-        if let Some((fs, dir)) = at
-            && let Some(node) = find(fs.as_ref(), dir, last.as_bytes()).map_err(failed)?
-        {
-            let thing = Thing::Node(Node { image: walk.last()?.image.clone(), fs, node });
-            return Ok(Named { path, name, thing, names, format });
+        // `by-label/NAME` is one step: where nothing is at its first part, the whole can be a partition.
+        if let Ok(walk) = self.walk(parent, self.format(parent)) {
+            let failed = |source| Error::Layer { image: self.shown(parent), source };
+            let (_, at) = directory_of(&walk, self.format(parent)).map_err(failed)?;
+            if let Some((fs, dir)) = at
+                && let Some(node) = find(fs.as_ref(), dir, last.as_bytes()).map_err(failed)?
+            {
+                let thing = Thing::Node(Node { image: walk.last()?.image.clone(), fs, node });
+                return Ok(Named { path, name, thing, names, format });
+            }
         }
         // A partition; or nothing, and the walk says what is there instead.
         let thing = end_of(self.walk(&names, self.format(&names))?)?;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::Error;
-use crate::budget::{Budget, Held, Spent};
-use crate::disk::unpack_disk;
-use crate::image::Image;
+use crate::budget::{Budget, Held};
+use crate::disk::{self, unpack_disk};
+use crate::image::{Image, Role};
 use crate::layer::packed;
 use crate::layer::{About, Contents, FileSystem, Format, LayerError, NodeKind, detect, foreign, recognise};
 use crate::text::shown;
@@ -106,6 +106,12 @@ struct Look {
 impl Look {
     /// What an image is, and the images that it holds without a file system.
     fn describe(&mut self, image: &Image, name: String, format: Format, depth: usize) -> Node {
+        let found = format == Format::Auto;
+        let taken = self.held.grow(IMAGE + name.len() as u64, IMAGES).map_err(LayerError::from);
+        let is_file = found && image.role() == Role::File;
+        let disk = taken.and_then(|()| if is_file { unpack_disk(image) } else { Ok(None) });
+        let (container, unpacked) = (image, disk.as_ref().ok().cloned().flatten());
+        let image = unpacked.as_ref().unwrap_or(image);
         let encoded =
             image.map().extents().iter().filter(|e| matches!(e.place, crate::Place::Encoded { .. }));
         let report = Inspected {
@@ -123,8 +129,10 @@ impl Look {
             children: Vec::new(),
         };
         let mut node = Node { report, fs: None, parts: Vec::new(), depth };
-        let taken = self.take(&node.report).map_err(LayerError::from);
-        let foreign = taken.and_then(|()| if format == Format::Auto { foreign::refuse(image) } else { Ok(()) });
+        if disk.is_err() {
+            node.report.about.format = disk::name_of(container).unwrap_or("raw");
+        }
+        let foreign = disk.and_then(|_| if found { foreign::refuse(image) } else { Ok(()) });
         let contents = match foreign.and_then(|()| recognise(image, format)) {
             Ok(contents) => contents,
             Err(error) => {
@@ -146,11 +154,6 @@ impl Look {
         self.partitions(image, &contents, &mut node);
         node.fs = contents.fs.map(|fs| (image.clone(), fs));
         node
-    }
-
-    /// Takes what an image of the tree costs.
-    fn take(&mut self, report: &Inspected) -> Result<(), Spent> {
-        self.held.grow(IMAGE + report.name.len() as u64, IMAGES)
     }
 
     fn partitions(&mut self, image: &Image, contents: &Contents, node: &mut Node) {
@@ -220,22 +223,7 @@ impl Look {
             self.packed = left;
             return packs_an_image(&file).then_some(file);
         }
-        match unpack_disk(&file) {
-            Ok(Some(disk)) => Some(disk),
-            Ok(None) => match foreign::find(&file) {
-                Ok(Some(format)) => format.disk.then_some(file),
-                Ok(None) => match detect(&file, Format::Auto) {
-                    Ok(contents) => contents.is_container().then_some(file),
-                    Err(LayerError::Spent(_)) => None,
-                    // What is damaged is an image, too.
-                    Err(_) => Some(file),
-                },
-                Err(LayerError::Spent(_)) => None,
-                Err(_) => Some(file),
-            },
-            Err(LayerError::Spent(_)) => None,
-            Err(_) => Some(file),
-        }
+        disk_in(file)
     }
 }
 
@@ -261,12 +249,35 @@ impl Inspected {
     }
 }
 
+/// The disk or file system that a file is or contains; the file itself where that cannot be read.
+fn disk_in(file: Image) -> Option<Image> {
+    let found = unpack_disk(&file).and_then(|disk| match disk {
+        Some(disk) => Ok(Some(disk)),
+        None => match foreign::find(&file)? {
+            Some(format) => Ok(format.disk.then(|| file.clone())),
+            None => Ok(holds_a_layer(&file)?.then(|| file.clone())),
+        },
+    });
+    match found {
+        Ok(found) => found,
+        Err(LayerError::Spent(_)) => None,
+        // What is damaged is an image, too.
+        Err(_) => Some(file),
+    }
+}
+
+/// Whether a file is a disk or file system that is read, or recognised for another program. What is only
+/// recognised takes long to be looked for, so only in files of whole sectors, which disks are.
+fn holds_a_layer(file: &Image) -> Result<bool, LayerError> {
+    let contents = if file.len().is_multiple_of(512) { recognise } else { detect };
+    let contents = contents(file, Format::Auto)?;
+    Ok(contents.is_container() || contents.known.is_some())
+}
+
 /// Whether a compressed file holds an image that can be looked into. Most hold something else.
 fn packs_an_image(file: &Image) -> bool {
-    let contents = detect(file, Format::Auto).ok();
-    let packed = contents.and_then(|contents| contents.packed);
-    let inner = packed.and_then(|packed| detect(&packed.image, Format::Auto).ok());
-    inner.is_some_and(|contents| contents.is_container())
+    let packed = detect(file, Format::Auto).ok().and_then(|contents| contents.packed);
+    packed.is_some_and(|packed| disk_in(packed.image).is_some())
 }
 
 /// The files of a file system that may be images.

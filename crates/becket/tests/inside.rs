@@ -277,6 +277,25 @@ fn a_partition_is_named_by_its_label_or_uuid() {
 }
 
 #[test]
+fn inspect_names_an_encrypted_qcow2_that_nothing_else_opens() {
+    let name = "inside::inspect_names_an_encrypted_qcow2_that_nothing_else_opens";
+    if !require_plain_machine(name, &["qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=x", "-o"]);
+    create.arg("encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10");
+    tool(create.arg(place.path("secret.qcow2")).arg("64K"));
+    assert_eq!(place.run(["ls", "secret.qcow2"]).code, 1);
+    let ran = place.run(["--json", "inspect", "secret.qcow2"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let report = &ran.json()["image"];
+    assert_eq!(report["format"], "qcow2", "{report}");
+    assert!(report["problems"][0].as_str().unwrap().contains("an encrypted qcow2"), "{report}");
+}
+
+#[test]
 fn a_reader_may_stop_early() {
     let place = scratch();
     image::sparse(&place.path("x.img"), 1 << 40);

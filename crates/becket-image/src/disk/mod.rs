@@ -30,12 +30,17 @@ struct Kind {
 /// All of them, in the order in which they are tried: a magic number at the end of an image comes last.
 #[rustfmt::skip]
 static KINDS: [Kind; 5] = [
-    Kind { format: Format::Qcow2, name: "qcow2", magic: |e| e.begins(b"QFI\xfb"), unpack: qcow2::unpack_alone },
+    Kind { format: Format::Qcow2, name: "qcow2", magic: qcow2, unpack: qcow2::unpack_alone },
     Kind { format: Format::Vmdk, name: "VMDK", magic: |e| e.begins(b"KDMV"), unpack: vmdk::sparse::unpack },
     Kind { format: Format::Vdi, name: "VDI", magic: |e| e.le32(0x40) == 0xbeda_107f, unpack: vdi::unpack },
     Kind { format: Format::Vhdx, name: "VHDX", magic: |e| e.begins(b"vhdxfile"), unpack: vhdx::unpack },
     Kind { format: Format::Vhd, name: "VHD", magic: vhd::is, unpack: vhd::unpack },
 ];
+
+/// Version 1 is another format.
+fn qcow2(ends: &Ends) -> bool {
+    ends.begins(b"QFI\xfb") && !ends.begins(b"QFI\xfb\0\0\0\x01")
+}
 
 impl Kind {
     fn of(ends: &Ends, format: Format) -> Option<&'static Kind> {
@@ -62,6 +67,12 @@ pub(crate) fn unpack(image: &Image, format: Format) -> Result<Option<(Image, Opt
     let Some(ends) = Ends::of(image)? else { return Ok(None) };
     let Some(kind) = Kind::of(&ends, format) else { return Ok(None) };
     Ok((kind.unpack)(image)?.map(|disk| (disk, kind.only_read())))
+}
+
+/// The name of the container that `image` begins or ends like.
+pub(crate) fn name_of(image: &Image) -> Option<&'static str> {
+    let ends = Ends::of(image).ok()??;
+    Kind::of(&ends, Format::Auto).map(|kind| kind.format.name())
 }
 
 /// Why the disk in an image with these ends is only read, for people; `None` if it may be written.

@@ -63,6 +63,12 @@ impl Format {
         (self != Format::Auto).then(|| self.to_string())
     }
 
+    /// Its usual name.
+    pub(crate) fn name(self) -> &'static str {
+        let names = NAMES.iter().find(|(format, _)| *format == self).and_then(|(_, names)| names.first());
+        names.copied().unwrap_or("auto")
+    }
+
     /// Whether it holds a disk, whatever that holds.
     pub(crate) fn is_disk(self) -> bool {
         matches!(self, Format::Qcow2 | Format::Vmdk | Format::Vdi | Format::Vhd | Format::Vhdx)
@@ -101,8 +107,7 @@ const NAMES: [(Format, &[&str]); 21] = [
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(format, _)| format == self).and_then(|(_, names)| names.first());
-        f.pad(name.unwrap_or(&"auto"))
+        f.pad(self.name())
     }
 }
 

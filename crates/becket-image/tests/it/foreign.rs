@@ -217,6 +217,55 @@ fn a_disk_or_partition_that_begins_like_a_compressed_file_is_a_disk() {
 }
 
 #[test]
+fn images_in_a_file_system_that_cannot_be_read_are_named_with_the_reason() {
+    let name = "foreign::images_in_a_file_system_that_cannot_be_read_are_named_with_the_reason";
+    if !require_plain_machine(name, &["qemu-img", "mke2fs", "sfdisk", "mkswap", "xz"]) {
+        return;
+    }
+    let dir = dir();
+    let at = dir.path();
+    fs::create_dir(at.join("tree")).unwrap();
+    gpt(&at.join("disk.raw"), 8 * MIB);
+    let mut content = fs::read(at.join("disk.raw")).unwrap();
+    content[2 << 20..][..64 << 10].copy_from_slice(&random_bytes(64 << 10, 3));
+    fs::write(at.join("disk.raw"), &content).unwrap();
+    sh(at, "qemu-img convert -f raw -O qcow2 disk.raw tree/a.qcow2");
+    sh(at, "qemu-img create -q -f qcow2 -u -b disk.raw -F raw tree/over.qcow2 8M");
+    sh(at, "qemu-img create -q -f qcow2 -o data_file=tree/data tree/beside.qcow2 64K; rm tree/data");
+    sh(
+        at,
+        "qemu-img create -q -f qcow2 --object secret,id=s,data=x \
+         -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10 tree/secret.qcow2 64K",
+    );
+    sh(at, "xz --block-size=64KiB -c tree/a.qcow2 >tree/a.qcow2.xz");
+    sh(at, "truncate -s 64K tree/swap.img; mkswap -q tree/swap.img");
+    sh(at, "(printf 'LUKS\\272\\276\\0\\2'; head -c 65528 /dev/zero) >tree/luks.img");
+    partitioned(&at.join("disk.img"), &at.join("tree"));
+    let report = inspect(&seen(&at.join("disk.img/p1"), Format::Auto), "p1", Format::Auto);
+    let child = |name: &str| {
+        let found = report.children.iter().find(|child| child.name == name);
+        found.unwrap_or_else(|| panic!("{name}: {report:?}"))
+    };
+    for (name, format, why) in [
+        ("over.qcow2", "qcow2", "backing file"),
+        ("beside.qcow2", "qcow2", "data are in another file"),
+        ("secret.qcow2", "qcow2", "encrypted"),
+    ] {
+        let child = child(name);
+        let [problem] = child.problems.as_slice() else { panic!("{child:?}") };
+        assert!(child.about.format == format && problem.contains(why), "{child:?}");
+    }
+    for (name, format) in [("swap.img", "swap"), ("luks.img", "crypto_LUKS")] {
+        assert_eq!((child(name).about.format, child(name).problems.len()), (format, 0));
+    }
+    let [disk, unpacked] = [child("a.qcow2"), &child("a.qcow2.xz").children[0]];
+    for disk in [disk, unpacked] {
+        let stored = disk.stored.as_ref().map(|about| about.format);
+        assert_eq!((disk.about.format, disk.size, stored), ("gpt", 8 * MIB, Some("qcow2")), "{disk:?}");
+    }
+}
+
+#[test]
 fn a_format_that_was_named_is_held_to() {
     if !require_plain_machine("foreign::a_format_that_was_named_is_held_to", &["mke2fs", "sfdisk"]) {
         return;

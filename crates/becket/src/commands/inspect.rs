@@ -12,7 +12,7 @@ const IN_ONE_PIECE: &str = "compressed as one piece: attach, ls, cat and others 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
     let (path, asked) = (&args.look.path, &args.look.options);
     let local = fetched::as_it_is(path, &asked.store, "inspect")?;
-    let mut stream = false;
+    let (mut stream, mut unread) = (false, None);
     let walk = match common::look_at(&local, asked, asked.format) {
         // What becket does not read is named all the same, and the command that converts it.
         Err(
@@ -21,6 +21,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
             },
         ) => {
             stream = becket_fetch::decodes(&error);
+            common::look_at(&local, asked, Format::Raw)
+        }
+        // So is a container that it reads, but not all of them.
+        Err(error @ Error::Layer { source: LayerError::Unsupported(_), .. }) => {
+            unread = Some(error.to_string());
             common::look_at(&local, asked, Format::Raw)
         }
         walk => walk,
@@ -33,7 +38,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
         return Err(common::image_failure("inspect", &args.look.path, error)
             .hint("see what is in it: becket ls PATH"));
     }
-    let mut reported = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
+    let format = if unread.is_some() { Format::Auto } else { args.look.format_of(index + 1) };
+    let mut reported = becket_image::inspect(&level.image, &level.path, format);
+    if let Some(unread) = unread {
+        reported.problems = vec![unread];
+    }
     if stream && index == 0 {
         reported.problems.clear();
         reported.about.notes.push(IN_ONE_PIECE.to_owned());

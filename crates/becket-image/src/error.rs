@@ -95,7 +95,7 @@ pub enum Error {
         target: String,
     },
     /// A path names a snapshot that cannot be had.
-    #[error("{}: no snapshot \"{name}\": {why}", path.display())]
+    #[error("{}: snapshot \"{name}\": {why}", path.display())]
     Snapshot {
         /// The file.
         path: PathBuf,
@@ -103,6 +103,16 @@ pub enum Error {
         name: String,
         /// Why.
         why: String,
+    },
+    /// A path names a partition by what two of them have.
+    #[error("{image}: {name} is partition {} and partition {}", partitions[0], partitions[1])]
+    Ambiguous {
+        /// The path up to the partition table.
+        image: String,
+        /// As `by-label/root`.
+        name: String,
+        /// The numbers of the two.
+        partitions: [u32; 2],
     },
     /// A path goes on inside something that nothing is known to be in.
     #[error("{image}: nothing can be looked up in it: {why}")]
@@ -281,9 +291,10 @@ impl Error {
             | Error::Missing { .. } => ErrorKind::NotFound,
             Error::Backing { .. } | Error::Reference { .. } => ErrorKind::Unsupported,
             Error::Permission { .. } => ErrorKind::Permission,
-            Error::NotAnImage { .. } | Error::Empty { .. } | Error::NoContainer { .. } => {
-                ErrorKind::NotAnImage
-            }
+            Error::NotAnImage { .. }
+            | Error::Empty { .. }
+            | Error::Ambiguous { .. }
+            | Error::NoContainer { .. } => ErrorKind::NotAnImage,
             Error::Layer { source, .. } => match source {
                 LayerError::Corrupt(_) | LayerError::IsNot(_) => ErrorKind::NotAnImage,
                 LayerError::Unsupported(_)
@@ -371,6 +382,9 @@ impl Error {
             Error::Overlay { hint: Some(hint), .. } => return Some(hint.clone()),
             Error::Overlay { .. } => {
                 "name a file that does not exist, and becket creates the overlay; existing files are never replaced"
+            }
+            Error::Ambiguous { partitions: [one, other], .. } => {
+                return Some(format!("name it by its number: p{one} or p{other}"));
             }
             Error::NoContainer { opens: Some(command), .. } => {
                 return Some(format!("attach it with becket, then: {command}"));

@@ -270,7 +270,8 @@ impl Walk {
                 let holes = layout.extents().iter().any(|e| !matches!(e.place, crate::Place::Data { .. }));
                 let reason = match fs.writable(node) {
                     Ok(()) if holes => {
-                        Err("the file has holes, which only its file system can fill".to_owned())
+                        Err("parts of it are holes or were never written: only its file system can fill them"
+                            .to_owned())
                     }
                     other => other,
                 };
@@ -498,15 +499,11 @@ fn select<'a>(
         || table.iter().flat_map(|partition| tags(image, partition, by)).map(|tag| shown(tag.as_bytes()));
     match (matches.next(), matches.next()) {
         (Some(one), None) => Ok((one, 2)),
-        (Some(one), Some(other)) => Err(here.no_container(format!(
-            "{}/{} is partition {} and partition {}: say p{} or p{}",
-            shown(first),
-            shown(wanted),
-            one.number,
-            other.number,
-            one.number,
-            other.number
-        ))),
+        (Some(one), Some(other)) => Err(Error::Ambiguous {
+            image: here.path.to_owned(),
+            name: shown(&[first, wanted].join(&b'/')),
+            partitions: [one.number, other.number],
+        }),
         (None, _) => Err(none(&[first, wanted].join(&b'/'), all().collect())),
     }
 }

@@ -67,14 +67,17 @@ fn read(
     Ok(())
 }
 
-/// Their names, for people: the first of them, and how many more there are.
+/// Their names, for people: the first of them, and how many more there are. One with a slash in its name
+/// cannot be named by that, but by its number.
 ///
 /// # Errors
 /// Their table is damaged.
 pub(super) fn names(image: &Image, header: &Header) -> Result<String, LayerError> {
     let mut first = Vec::new();
     read(image, header, &mut |one| {
-        first.push(shown(&one.name));
+        let name = shown(&one.name);
+        let by_number = one.name.contains(&b'/').then(|| format!("{name} (named @{})", shown(&one.id)));
+        first.push(by_number.unwrap_or(name));
         if first.len() == SHOWN { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     let more = (header.snapshots as usize).saturating_sub(SHOWN);

@@ -85,7 +85,13 @@ fn what_is_none_is_refused_with_the_names_that_there_are() {
     let overlay = OpenOptions { cow: Some(at("over.qcow2")), ..OpenOptions::default() };
     let error = becket_image::open(&at("disk.qcow2@first"), &overlay).unwrap_err();
     assert!(matches!(&error, Error::Snapshot { .. }), "{error:?}");
+    assert!(error.to_string().contains("snapshot \"first\": no overlay can lie over one"), "{error}");
     assert!(!at("over.qcow2").exists());
+    // A slash ends the name of a file.
+    qemu("qemu-img", &["snapshot", "-c", "a/b"], &path);
+    let error = refused("disk.qcow2@a/b").to_string();
+    assert!(error.ends_with("a/b (named @5)"), "{error}");
+    assert_eq!(open(&at("disk.qcow2@5")).unwrap().map.len(), 4 << 20);
     // Its entry is damaged: the table of its clusters lies behind the file's end.
     let mut file = fs::read(&path).unwrap();
     let table = usize::try_from(u64::from_be_bytes(file[64..72].try_into().unwrap())).unwrap();

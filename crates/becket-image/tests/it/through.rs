@@ -147,7 +147,9 @@ fn a_label_that_two_partitions_have_is_refused() {
     assert_eq!(found.map.single_range(), Some((0, 3 << 20, 512 << 10)));
     // Its lock is the whole file's.
     drop(found);
-    refused(disk.join("by-label/same"), &["partition 1 and partition 2", "say p1 or p2"]);
+    let error = open(&disk.join("by-label/same")).unwrap_err();
+    assert!(error.to_string().ends_with("disk.img: by-label/same is partition 1 and partition 2"), "{error}");
+    assert_eq!(error.hint().unwrap(), "name it by its number: p1 or p2");
     refused(disk.join("by-label/none"), &["by-label/none", "same, same, own"]);
     let uuid = look(&disk.join("p3"), Format::Auto, &[]).unwrap();
     let about = becket_image::inspect(&uuid.last().unwrap().image, "", Format::Auto).about;

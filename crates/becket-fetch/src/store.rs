@@ -541,7 +541,7 @@ fn describe(dir: PathBuf) -> Option<Entry> {
 
 /// The lock that removes an object; `None` while a process (its flock) or a device (its locks on the data)
 /// uses it.
-fn unused(dir: &Path, data: &Path) -> io::Result<Option<(File, Option<std::os::fd::OwnedFd>)>> {
+fn unused(dir: &Path, data: &Path) -> io::Result<Option<(File, Option<becket_image::Claimed>)>> {
     let table = File::options().read(true).write(true).open(dir.join("table"))?;
     match rustix::fs::flock(&table, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}

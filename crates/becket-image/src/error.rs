@@ -237,6 +237,8 @@ pub enum Error {
         path: PathBuf,
         /// Which permission clashes, for people.
         clash: String,
+        /// Only readers have it: one more would be let in.
+        readers: bool,
     },
     /// The kernel itself uses the bytes, without any lock: a loop device or swap space.
     #[error("{}: in use: {user}", path.display())]
@@ -419,9 +421,12 @@ impl Error {
             Error::NothingLeft { .. } => "use a smaller --offset",
             Error::SizeLimit { .. } => "use a larger --size-limit",
             Error::BlockSize { .. } => "use --block-size 512 or 4096",
+            Error::InUse { readers: true, .. } => {
+                "end that use; or attach with --read-only, or with --shared if both users coordinate their writes"
+            }
             Error::InUse { .. } => {
-                "see `becket list` and detach it; or attach with --read-only if nothing writes to it, \
-                 or with --shared if both users coordinate their writes"
+                "end that use (devices are in `becket list`); or attach with --shared if both users coordinate \
+                 their writes"
             }
             Error::UsedByKernel { end, .. } => {
                 return Some(format!(

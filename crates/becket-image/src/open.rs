@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use crate::source::file::host::{
     size_of,
 };
 use crate::source::file::locks::{self, Claim};
+use crate::source::file::outer::OuterDisk;
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{
@@ -122,15 +123,28 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
 
 /// Opens the file or device at `path` and locks all of it, for a program that overwrites or replaces it:
 /// excludes what [`open()`] of a writer excludes. What cannot be written is locked as by a reader. The locks
-/// last until the last copy of the descriptor is closed.
+/// last as long as what is returned.
 ///
 /// # Errors
 /// It is in use, is neither a file nor a block device, or cannot be opened.
-pub fn claim(path: &Path, warnings: &mut Vec<String>) -> Result<OwnedFd, Error> {
+pub fn claim(path: &Path, warnings: &mut Vec<String>) -> Result<Claimed, Error> {
     let HostInode { inode, kind, .. } = resolve(path)?;
     let (fd, unwritable) = open_inode(path, &inode, kind, false)?;
-    lock_fd(path, &fd, kind, &Claim::of_all(unwritable.is_none(), false), warnings)?;
-    Ok(fd)
+    let outer = lock_fd(path, &fd, kind, &Claim::of_all(unwritable.is_none(), false), warnings)?;
+    Ok(Claimed { fd, _outer: outer })
+}
+
+/// A file or device that is locked.
+#[derive(Debug)]
+pub struct Claimed {
+    fd: OwnedFd,
+    _outer: Option<OuterDisk>,
+}
+
+impl AsFd for Claimed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 /// Walks a path without locks and for reading only, for inspection. See [`OpenOptions::backing_dirs`].
@@ -332,7 +346,8 @@ fn open_inside(
     let mut warnings = Vec::new();
     let claim =
         Claim { write: !read_only, shared: options.shared, range: range.clone().unwrap_or(locks::WHOLE) };
-    lock_fd(host, &buffered, kind, &claim, &mut warnings)?;
+    let mut outer: Vec<OuterDisk> =
+        lock_fd(host, &buffered, kind, &claim, &mut warnings)?.into_iter().collect();
 
     let file = host_file(host, buffered, found)?;
     let (stored, natural) = stored_image(host, &file, budget, fillers)?;
@@ -347,7 +362,8 @@ fn open_inside(
         writing: Writing::new(read_only, options.drop_bitmaps),
     };
     let Unpacked { image, referenced, verdict, .. } = disk_in(&first, whole, &mut |path, fd, kind| {
-        lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)
+        outer.extend(lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)?);
+        Ok(())
     })?;
     let Verdict { unwritable, corrupt, warning } = verdict;
     let unpacked = image.stored().is_some();
@@ -367,7 +383,7 @@ fn open_inside(
         if corrupt && !options.shared && !options.rehearsal {
             reason = mark_corrupt(&file.fd, &reason);
         }
-        drop((walked, stored, file));
+        drop((walked, stored, file, outer));
         return open_inside(target, true, Some(reason), range, options);
     }
     warnings.extend(warning);
@@ -438,6 +454,7 @@ fn open_inside(
         path,
         map: image.map().clone(),
         sources: files.into_iter().map(Source::from).collect(),
+        outer,
         encoded: image.encoded().cloned().collect(),
         grows,
         nested: unpacked || overlay.is_some() || walked.levels.len() > 1,

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::cow::Overlay;
+use crate::source::file::outer::OuterDisk;
 use crate::source::filled::FilledSource;
 use crate::through::Reached;
 use crate::{DirectIo, Encoded, Extent, Fillers, Identity, Map, Partition, Place, Source};
@@ -20,6 +21,8 @@ pub struct Opened {
     pub map: Map,
     /// The sources that the map speaks of.
     pub sources: Vec<Source>,
+    /// The disks around partitions among them, for their locks.
+    pub outer: Vec<OuterDisk>,
     /// The layers of encoded blocks that the map speaks of; each speaks of those before it only.
     pub encoded: Vec<Encoded>,
     /// Whether it is an image inside another, whose length is not that of the file.
@@ -52,6 +55,12 @@ impl Opened {
         for source in &mut self.sources {
             source.complete(wanted, encoded);
         }
+    }
+
+    /// Counts the disks around partitions among the sources, for another process that keeps the locks: the map
+    /// speaks of none of them.
+    pub fn keep_outer(&mut self) {
+        self.sources.extend(self.outer.drain(..).map(|outer| Source::from(outer.source)));
     }
 
     /// Makes sources of the files that are filled while they are read, for a process that has no filler.

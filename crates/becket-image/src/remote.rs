@@ -222,6 +222,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
         path,
         map: image.map().clone(),
         sources,
+        outer: Vec::new(),
         encoded: image.encoded().cloned().collect(),
         grows,
         nested,

@@ -328,3 +328,44 @@ fn devices_are_listed_as_people_count() {
     assert_eq!(names, ["disk1", "disk2", "disk10"]);
     place.ok(["detach", "--all"]);
 }
+
+/// The partition's own node and the path through the disk are one image, whichever is attached first.
+fn one_image_by_two_ways(name: &str, via: &str) {
+    if !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    let disk = place.path("disk.img");
+    image::gpt(&disk, 16 << 20);
+    let below = place.ok(["attach", "--via", "loop", "--name", "below", "disk.img"]);
+    let below = below.trim();
+    let ways = [format!("{below}/p2"), format!("{below}p2")];
+    for (first, second) in [(&ways[0], &ways[1]), (&ways[1], &ways[0])] {
+        for options in [&[][..], &["--read-only"]] {
+            place.ok(["attach", "--via", via, "--name", "part", first]);
+            let ran =
+                place.run(["attach", "--via", via].iter().chain(options).copied().chain([second.as_str()]));
+            assert!(ran.code == 1 && ran.err.contains("in use"), "{first} before {second}: {ran:?}");
+            let other = place.ok(["attach", "--via", via, &format!("{below}p1")]);
+            place.ok(["detach", other.trim()]);
+            place.ok(["detach", "part"]);
+        }
+    }
+    place.ok(["detach", "below"]);
+}
+
+#[test]
+fn a_node_and_the_path_through_its_disk_are_one_image() {
+    let name = "partitions::a_node_and_the_path_through_its_disk_are_one_image";
+    if require_loop(name) {
+        one_image_by_two_ways(name, "loop");
+    }
+}
+
+#[test]
+fn fuse_a_node_and_the_path_through_its_disk_are_one_image() {
+    let name = "partitions::fuse_a_node_and_the_path_through_its_disk_are_one_image";
+    if require_loop(name) && require_fuse(name) {
+        one_image_by_two_ways(name, "fuse");
+    }
+}

@@ -185,7 +185,7 @@ pub(crate) fn open(store: &Store, image: &Path, how: &OpenOptions) -> Result<Ope
     match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !how.shared) {
         Some(clash) => {
             let path = image.to_owned();
-            Err(blame(store, image, becket_image::Error::InUse { path, clash }))
+            Err(blame(store, image, becket_image::Error::InUse { path, clash, readers: false }))
         }
         None => Ok(opened),
     }
@@ -219,6 +219,7 @@ fn attach_served(
     leased: bool,
     doorway: Option<&Doorway>,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
+    opened.keep_outer();
     opened.complete(options.open.direct_io);
     if opened.grows {
         let path = opened.overlay.as_ref().map_or(&opened.path, |overlay| &overlay.path);

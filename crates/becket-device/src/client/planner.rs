@@ -325,6 +325,7 @@ mod tests {
 
     fn opened() -> Opened {
         Opened {
+            outer: Vec::new(),
             grows: false,
             path: "/i.img".into(),
             map: Map::contiguous(0, 0, 4096),

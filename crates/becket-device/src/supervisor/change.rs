@@ -305,7 +305,8 @@ fn remeasured(
     let info = &device.info;
     let now = match (length, sources) {
         (Length::Served(size), [_]) => Some(Now::Said(size)),
-        (_, [source]) => source.file().map(Now::Of),
+        // Behind it may be the disk around a partition.
+        (_, [source, ..]) => source.file().map(Now::Of),
         _ => None,
     };
     let keeps = !matches!(length, Length::Limit(_));

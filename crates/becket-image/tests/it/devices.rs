@@ -2,6 +2,7 @@
 //! It never runs without loop devices, and says so.
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -153,4 +154,87 @@ fn a_partition_has_the_limits_of_its_disk() {
     assert_eq!((opened.map.len(), opened.block_size), (20 * 4096, 4096));
     assert!(facts.discard);
     assert_eq!(u64::from(facts.discard_granularity), device.sysfs("queue/discard_granularity"));
+}
+
+/// The node of a partition and the path through its disk are the same bytes.
+#[test]
+fn a_partition_is_its_range_of_the_disk() {
+    const NAME: &str = "a_partition_is_its_range_of_the_disk";
+    /// First sector and number of sectors of each.
+    const PARTS: [[u32; 2]; 2] = [[63, 66], [129, 64]];
+    let dir = dir();
+    let disk = file(dir.path(), "disk.img", 16 * MIB);
+    let mut table = [0; 66];
+    for (entry, [first, sectors]) in table.chunks_exact_mut(16).zip(PARTS) {
+        entry[4] = 0x83;
+        entry[8..12].copy_from_slice(&first.to_le_bytes());
+        entry[12..].copy_from_slice(&sectors.to_le_bytes());
+    }
+    (table[64], table[65]) = (0x55, 0xaa);
+    std::fs::File::options().write(true).open(&disk).unwrap().write_all_at(&table, 446).unwrap();
+    let device = match LoopDevice::attach(&disk, &[]) {
+        Ok(device) => device,
+        Err(reason) => return skip(NAME, &reason),
+    };
+    let disk = std::fs::File::open(&device.0).unwrap();
+    for (number, [first, sectors]) in (1..).zip(PARTS) {
+        // Another test may have left some.
+        let _ = becket_uapi::block::partition_del(disk.as_fd(), number);
+        becket_uapi::block::partition_add(
+            disk.as_fd(),
+            number,
+            u64::from(first) * 512,
+            u64::from(sectors) * 512,
+        )
+        .unwrap();
+    }
+    let node = |number: u32| PathBuf::from(format!("{}p{number}", device.0.display()));
+    if !becket_testkit::wait_until(Duration::from_secs(20), || node(1).exists() && node(2).exists()) {
+        return skip(NAME, "no partition nodes appeared");
+    }
+    let path = |number: u32| device.0.join(format!("p{number}"));
+    let in_use = |path: &Path| {
+        for opened in [open(path), open_read_only(path)] {
+            assert_eq!(opened.unwrap_err().kind(), ErrorKind::InUse, "{}", path.display());
+        }
+    };
+
+    let mut first = open(&node(1)).unwrap();
+    in_use(&path(1));
+    in_use(&device.0);
+    let neighbour = open(&node(2)).expect("the neighbour shares a page with it, but no byte");
+    in_use(&path(2));
+    drop(neighbour);
+    // What a server gets has all locks.
+    first.keep_outer();
+    let kept = first.sources;
+    in_use(&path(1));
+    drop(kept);
+    for writer in [path(1), device.0.clone()] {
+        let writer = open(&writer).unwrap();
+        in_use(&node(1));
+        drop(writer);
+    }
+
+    let reader = open_read_only(&node(1)).unwrap();
+    open(&node(2)).expect("readers of one partition keep nobody from another");
+    let other = open_read_only(&path(1)).unwrap();
+    assert_eq!(open(&node(1)).unwrap_err().kind(), ErrorKind::InUse);
+    drop((reader, other));
+    let claimed = becket_image::claim(&node(1), &mut Vec::new()).unwrap();
+    in_use(&path(1));
+    drop(claimed);
+    open(&path(1)).unwrap();
+
+    // A loop device of the kernel's has no lock on the disk.
+    let options = ["--offset", "32256", "--sizelimit", "33792"];
+    for (over, seen) in [(device.0.clone(), node(1)), (node(1), path(1)), (node(1), device.0.clone())] {
+        let options = if over == device.0 { &options[..] } else { &[] };
+        let Ok(stacked) = LoopDevice::attach(&over, options) else { return skip(NAME, "no loop device") };
+        in_use(&seen);
+        if over == device.0 {
+            open(&node(2)).expect("it shows the other one");
+        }
+        drop(stacked);
+    }
 }

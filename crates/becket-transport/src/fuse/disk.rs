@@ -37,6 +37,7 @@ pub fn attach_disk(
     let mut facts = Facts::unasked(FileKind::Regular, geometry.size, !geometry.read_only);
     facts.direct = direct;
     let opened = Opened {
+        outer: Vec::new(),
         grows: false,
         path: image.to_owned(),
         map: Map::contiguous(0, 0, geometry.size),

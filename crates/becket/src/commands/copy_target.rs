@@ -4,7 +4,7 @@
 
 use super::{bytes, common, fetched};
 use crate::{args, failure::Failure};
-use becket_image::{Identity, Opened, Source, link::LinkWriter, shown};
+use becket_image::{Claimed, Identity, Opened, Source, link::LinkWriter, shown};
 use becket_uapi::signal::SignalFd;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, XattrFlags},
@@ -16,7 +16,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     },
     path::{Path, PathBuf},
@@ -35,7 +35,7 @@ pub(super) struct Target {
     /// What is written, where that is a file of this host.
     file: Option<File>,
     /// Locks what is overwritten, as long as this is there.
-    _claim: Option<OwnedFd>,
+    _claim: Option<Claimed>,
     /// What the user should know although it can be written.
     pub(super) warnings: Vec<String>,
 }
@@ -119,7 +119,7 @@ impl Target {
                     return Err(refused("in_use", "it holds what is copied"));
                 }
                 // The same device, whatever the path leads to meanwhile; kept from being mounted.
-                let itself = format!("/proc/self/fd/{}", claim.as_raw_fd());
+                let itself = format!("/proc/self/fd/{}", claim.as_fd().as_raw_fd());
                 let flags = OFlags::WRONLY | OFlags::EXCL | OFlags::CLOEXEC;
                 let device = File::from(rustix::fs::open(itself, flags, Mode::empty()).map_err(failed)?);
                 let room = rustix::fs::seek(&device, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
@@ -216,7 +216,7 @@ fn claim_old(
     args: &args::Copy,
     source: &Opened,
     warnings: &mut Vec<String>,
-) -> Result<Option<OwnedFd>, Failure> {
+) -> Result<Option<Claimed>, Failure> {
     let path = args.target.as_path();
     let Ok(stat) = rustix::fs::lstat(path) else { return Ok(None) };
     let itself = source.identity == Identity { dev: stat.st_dev, ino: stat.st_ino };

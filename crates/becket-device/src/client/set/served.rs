@@ -1,9 +1,7 @@
 //! Changes of a device that becket serves: checked here, where the user's rights and mounts are visible, and
 //! made by the supervisor, which opens no image.
 
-use std::os::fd::{AsFd, OwnedFd};
-
-use becket_image::{FileSource, Opened, Source};
+use becket_image::{FileSource, Opened, OuterDisk, Source};
 use becket_transport::node;
 
 use super::changes::{Changes, open};
@@ -116,20 +114,23 @@ impl Live<'_> {
                 hint: Some("put the right one in its place by --image".to_owned()),
             });
         }
-        let own: Vec<FileSource> = opened
-            .sources
-            .iter()
-            .map(copy)
-            .collect::<Result<_, _>>()
-            .map_err(Error::io("keep", &info.spec.image))?;
+        let kept = || Error::io("keep", &info.spec.image);
+        let own: Vec<FileSource> =
+            opened.sources.iter().map(copy).collect::<Result<_, _>>().map_err(kept())?;
+        let outer: Vec<OuterDisk> =
+            opened.outer.iter().map(OuterDisk::try_clone).collect::<Result<_, _>>().map_err(kept())?;
         let range = opened.range.clone();
         self.call(&Changes { read_only: None, ..changes.clone() }, Some(opened))?;
+        let lock = |file: &FileSource, write| {
+            outer.iter().try_for_each(|outer| outer.relock(&info.spec.image, write))?;
+            file.lock(&info.spec.image, range.as_ref(), write)
+        };
         if !changes.shared
             && let Some(file) = own.first()
-            && let Err(error) = file.lock(&info.spec.image, range.as_ref(), true)
+            && let Err(error) = lock(file, true)
         {
             // It still reads. Best effort: what counts is the clash.
-            let _ = file.lock(&info.spec.image, range.as_ref(), false);
+            let _ = lock(file, false);
             return Err(Error::Image(error));
         }
         self.call(&Changes { read_only: Some(false), ..Changes::default() }, None)
@@ -139,6 +140,7 @@ impl Live<'_> {
         let mut fds = Vec::new();
         let format = changes.format_for(self.device).chosen();
         let image = opened.map(|mut opened| {
+            opened.keep_outer();
             opened.complete(changes.direct_io.unwrap_or_default());
             let files = facts_of(&opened.sources);
             fds.extend(opened.sources.into_iter().flat_map(Source::into_descriptors));
@@ -162,11 +164,5 @@ impl Live<'_> {
 }
 
 fn copy(source: &Source) -> std::io::Result<FileSource> {
-    let file = source.file().ok_or(std::io::ErrorKind::Unsupported)?;
-    let direct = file.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
-    Ok(FileSource {
-        buffered: file.buffered.as_fd().try_clone_to_owned()?,
-        direct,
-        facts: file.facts.clone(),
-    })
+    source.file().ok_or(std::io::ErrorKind::Unsupported)?.try_clone()
 }

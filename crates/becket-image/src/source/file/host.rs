@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::facts::{open_quietly, proc_path};
 use super::kernel_users;
 use super::locks::{self, Claim, Refused};
+use super::outer::OuterDisk;
 use crate::resolve::io;
 use crate::{Error, FileKind, Identity};
 
@@ -130,8 +131,24 @@ pub(crate) fn natural_block_size(path: &Path, fd: &OwnedFd, kind: FileKind) -> R
     }
 }
 
-/// Keeps other programs away from the image, as far as the file system lets us.
+/// Keeps other programs away from the image, as far as the file system lets us. What comes back holds a part
+/// of the locks.
 pub(crate) fn lock_fd(
+    path: &Path,
+    fd: &OwnedFd,
+    kind: FileKind,
+    claim: &Claim,
+    warnings: &mut Vec<String>,
+) -> Result<Option<OuterDisk>, Error> {
+    lock_alone(path, fd, kind, claim, warnings)?;
+    match kind {
+        FileKind::Block => OuterDisk::lock(path, fd.as_fd(), claim, warnings),
+        FileKind::Regular => Ok(None),
+    }
+}
+
+/// The same, but for the disk around a partition.
+pub(crate) fn lock_alone(
     path: &Path,
     fd: &OwnedFd,
     kind: FileKind,
@@ -142,16 +159,16 @@ pub(crate) fn lock_fd(
         refuse_claimed(path, fd)?;
     }
     match locks::take(fd.as_fd(), claim, locks::a_moment) {
-        Ok(()) => kernel_users::refuse(path, fd.as_fd(), kind, claim),
-        Err(Refused::Clash(clash)) => Err(Error::InUse { path: path.to_owned(), clash }),
-        Err(Refused::Unsupported(error)) => {
-            warnings.push(format!(
-                "not locked against other programs: the file system has no such locks ({error})"
-            ));
-            kernel_users::refuse(path, fd.as_fd(), kind, claim)
+        Ok(()) => {}
+        Err(Refused::Clash(clash)) => {
+            let readers = claim.only_read(fd.as_fd());
+            return Err(Error::InUse { path: path.to_owned(), clash, readers });
         }
-        Err(Refused::Io(error)) => Err(io(path, "it cannot be locked", error)),
+        Err(Refused::Unsupported(error)) => warnings
+            .push(format!("not locked against other programs: the file system has no such locks ({error})")),
+        Err(Refused::Io(error)) => return Err(io(path, "it cannot be locked", error)),
     }
+    kernel_users::refuse(path, fd.as_fd(), kind, claim)
 }
 
 /// The next reads of a file are a few bytes here and there: nothing is read ahead, because it would only be

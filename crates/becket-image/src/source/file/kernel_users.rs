@@ -12,6 +12,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -25,6 +26,7 @@ use rustix::io::Errno;
 
 use super::facts::proc_path;
 use super::locks::{self, Claim};
+use super::outer::Place;
 use crate::error::quoted;
 use crate::resolve::io;
 use crate::{Error, FileKind};
@@ -85,6 +87,8 @@ struct Disk {
     /// The path in sysfs; `None` if there is none.
     backing: Option<PathBuf>,
     read_only: bool,
+    /// The bytes of its file that it shows.
+    shows: Range<u64>,
 }
 
 /// What a disk has. `Err`: its file system does not answer. `None`: this process cannot find out.
@@ -99,7 +103,8 @@ impl Wanted<'_> {
         let answers = if meet.is_empty() { Vec::new() } else { ask(&meet) };
         meet.into_iter().zip(answers).find_map(|(disk, answer)| {
             let taken = match (answer, &disk.backing) {
-                (Ok(Some(id)), _) => id == self.id,
+                (Ok(Some(id)), _) if id == self.id => self.claim.meets(disk.shows.start, disk.shows.end),
+                (Ok(Some(id)), _) => self.is_same_disk(id, &disk.shows),
                 // What has no name and says nothing may be the image.
                 (Ok(None), None) => true,
                 (_, backing) => backing.as_ref() == Some(&self.real),
@@ -127,14 +132,25 @@ impl Wanted<'_> {
         let number = |attribute: &str| -> Option<u64> {
             fs::read_to_string(disk.join(attribute)).ok()?.trim().parse().ok()
         };
+        let mut shows = locks::WHOLE;
         if let (Some(start), Some(limit)) = (number("loop/offset"), number("loop/sizelimit")) {
-            let end = if limit == 0 { u64::MAX } else { start.saturating_add(limit) };
-            if !self.claim.meets(start, end) {
-                return None;
-            }
+            shows = start..if limit == 0 { u64::MAX } else { start.saturating_add(limit) };
+        }
+        // Of a block device it may be another partition, or the disk.
+        if !self.block && !self.claim.meets(shows.start, shows.end) {
+            return None;
         }
         let read_only = number("ro") == Some(1);
-        (self.claim.write || !read_only).then_some(Disk { name, backing, read_only })
+        (self.claim.write || !read_only).then_some(Disk { name, backing, read_only, shows })
+    }
+
+    /// Whether that range of another device is in the claim: one is a partition of the other, or both are of
+    /// one disk.
+    fn is_same_disk(&self, other: Id, shows: &Range<u64>) -> bool {
+        let (Id::Device(ours), Id::Device(theirs)) = (self.id, other) else { return false };
+        let (ours, theirs) = (Place::of(ours), Place::of(theirs));
+        let (claimed, shown) = (ours.inner(&self.claim.range), theirs.inner(shows));
+        ours.disk == theirs.disk && claimed.start < shown.end && shown.start < claimed.end
     }
 
     /// Whether the file is active swap space.

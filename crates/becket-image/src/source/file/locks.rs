@@ -45,6 +45,9 @@
 //! write back old bytes of its neighbour. An image that is not one range of the file is locked as the
 //! innermost range around it, or as the whole file.
 //!
+//! A partition of a block device that is opened by its own node has locks of its own. The bytes of it that are
+//! used are locked on the whole disk, too, by a second descriptor (`outer`): just their range, exactly.
+//!
 //! One limit: with readers inside and no writer, the locks do not show whether all readers are becket's. So a
 //! part that is read keeps writers of other parts out; but a reader of one part is let in beside a writer of
 //! another.
@@ -114,6 +117,12 @@ impl Claim {
         let page = rustix::param::page_size() as u64;
         let start = (self.range.start / page * page).min(FAR - 1);
         (start, self.range.end.checked_next_multiple_of(page).filter(|end| *end < FAR))
+    }
+
+    /// Whether only readers keep a writer away: as a reader it would be let in.
+    pub(crate) fn only_read(&self, fd: BorrowedFd<'_>) -> bool {
+        let written = |place| ofd_test(fd, Kind::Exclusive, place, 1).unwrap_or(true);
+        self.write && !written(Permission::Write.used()) && may_be_read(fd, &self.range)
     }
 
     /// Whether another user's bytes, from `start` to `end`, share a page with the range.
@@ -259,8 +268,7 @@ fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
     let (start, len) = claim.place();
     let kind = if claim.write { Kind::Exclusive } else { Kind::Shared };
     if !ofd_lock(fd, kind, start, len)? {
-        let what = if ofd_test(fd, Kind::Shared, start, len)? { "writes to" } else { "reads" };
-        return Err(Refused::Clash(format!("another becket device {what} the same bytes of it")));
+        return Err(Refused::Clash(same_bytes(fd, start, len)?));
     }
     if claim.write {
         announce(fd, INSIDE)?;
@@ -268,6 +276,44 @@ fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
     // It may have been attached with `shared` first.
     ofd_unlock(fd, UNBOUND, 1)?;
     Ok(())
+}
+
+/// Locks the range of a disk that a partition is: it excludes who claims bytes of it by way of the disk, and
+/// nobody else, so neighbours that share a page are no clash. QEMU hears of the partition only.
+pub(crate) fn take_range(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    range: &Range<u64>,
+    mut wait: impl FnMut(u32) -> bool,
+) -> Result<(), Refused> {
+    let (start, len) = exactly(range);
+    let kind = if write { Kind::Exclusive } else { Kind::Shared };
+    let mut attempt = 0;
+    while !ofd_lock(fd, kind, start, len)? {
+        if !wait(attempt) {
+            return Err(Refused::Clash(same_bytes(fd, start, len)?));
+        }
+        attempt += 1;
+    }
+    Ok(())
+}
+
+/// Whether nobody who keeps to becket's locks writes to the range.
+pub(crate) fn may_be_read(fd: BorrowedFd<'_>, range: &Range<u64>) -> bool {
+    let (start, len) = exactly(range);
+    ofd_test(fd, Kind::Shared, start, len).is_ok_and(|clash| !clash)
+}
+
+/// First byte and length of the lock on a range and on no byte beside it.
+fn exactly(range: &Range<u64>) -> (u64, u64) {
+    let end = range.end.min(FAR - 1);
+    let start = range.start.min(end.saturating_sub(1));
+    (FAR + start, end - start)
+}
+
+fn same_bytes(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<String, Refused> {
+    let what = if ofd_test(fd, Kind::Shared, start, len)? { "writes to" } else { "reads" };
+    Ok(format!("another becket device {what} the same bytes of it"))
 }
 
 /// QEMU's question.

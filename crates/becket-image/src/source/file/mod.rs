@@ -1,13 +1,14 @@
 //! A source that is a regular file or a block device of this host: open, locked, and asked what it can do.
 //! It is never looked up by its path a second time.
 //!
-//! Uses go down this list: `host` opens and locks, `kernel_users` finds loop devices and swap space, `locks`
-//! excludes other programs, `facts` asks what the file can do.
+//! Uses go down this list: `host` opens and locks, `kernel_users` finds loop devices and swap space, `outer`
+//! locks the disk around a partition, `locks` excludes other programs, `facts` asks what the file can do.
 
 pub(crate) mod facts;
 pub(crate) mod host;
 pub(crate) mod kernel_users;
 pub(crate) mod locks;
+pub(crate) mod outer;
 
 use std::io;
 use std::ops::Range;
@@ -19,7 +20,7 @@ use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
 use serde::{Deserialize, Serialize};
 
 use self::facts::{DirectIo, Facts, FileKind, Known};
-use self::host::{HostFile, forget_cached, lock_fd};
+use self::host::{HostFile, forget_cached, lock_alone};
 use self::locks::Claim;
 use super::kind::{Identity, Kind};
 use crate::{Error, ReadAt};
@@ -97,7 +98,8 @@ impl FileSource {
         }
     }
 
-    /// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone.
+    /// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone; those of
+    /// the disk around a partition are [`outer::OuterDisk`]'s.
     ///
     /// # Errors
     /// They are not.
@@ -105,7 +107,16 @@ impl FileSource {
         let range = range.cloned().unwrap_or(locks::WHOLE);
         let claim = Claim { write, shared: false, range };
         // Without locks it was opened with a warning already.
-        lock_fd(path, &self.buffered, self.facts.kind, &claim, &mut Vec::new())
+        lock_alone(path, &self.buffered, self.facts.kind, &claim, &mut Vec::new())
+    }
+
+    /// The same file by other descriptors.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    pub fn try_clone(&self) -> io::Result<FileSource> {
+        let direct = self.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
+        Ok(FileSource { buffered: self.buffered.try_clone()?, direct, facts: self.facts.clone() })
     }
 }
 

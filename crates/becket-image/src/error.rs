@@ -557,7 +557,7 @@ fn beside(image: &str, inside: &str) -> PathBuf {
 }
 
 /// A path as a shell would take it.
-pub(crate) fn quoted(path: &Path) -> String {
+pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -40,7 +40,7 @@ pub use cow::Overlay;
 pub use disk::unpack_disk;
 pub use disk::vmdk::is_descriptor as is_vmdk_descriptor;
 pub use encoded::Encoded;
-pub use error::{Error, ErrorKind};
+pub use error::{Error, ErrorKind, quoted};
 pub use grow::{Grow, Wanted};
 pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};

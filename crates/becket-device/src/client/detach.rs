@@ -9,7 +9,7 @@ use crate::client::list::resolve;
 use crate::client::{kernel_drivers, partitions, unrecorded};
 use crate::contract::messages::{Detach, OneDevice, Refresh};
 use crate::contract::shape::has_disk;
-use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, User};
+use crate::contract::{CLIENTS, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, User};
 use crate::control::client;
 use crate::control::health::{self, Concerns};
 use crate::record::device::Device;
@@ -110,10 +110,7 @@ pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
     }
     let clients = health::connections(runtime, info).unwrap_or(0);
     let how = format!("{clients} connected");
-    (clients > 0)
-        .then(|| User { pid: 0, command: "clients of the export".to_owned(), how })
-        .into_iter()
-        .collect()
+    (clients > 0).then(|| User { pid: 0, command: CLIENTS.to_owned(), how }).into_iter().collect()
 }
 
 /// Whether the device has a record, which its server removes when everything else is done.

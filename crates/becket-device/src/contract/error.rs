@@ -57,6 +57,29 @@ pub struct User {
     pub how: String,
 }
 
+/// What a [`User`] that is the clients of an export is called: they have no process here.
+pub(crate) const CLIENTS: &str = "clients of the export";
+
+impl User {
+    /// The command that ends a use by the kernel, where one is known.
+    fn end(&self) -> Option<String> {
+        let of = |words: &str| self.how.strip_prefix(words).filter(|_| self.pid == 0);
+        let mounted = of(MOUNTED).map(|place| format!("umount {}", quoted(place)));
+        let swap = || of(SWAP).map(|path| format!("swapoff {}", quoted(path)));
+        let stacked = || of(IMAGE_OF).map(|device| format!("becket detach {device} (or losetup --detach)"));
+        mounted.or_else(swap).or_else(stacked)
+    }
+}
+
+/// How the kernel uses a device, before the place, the path, or the device over it.
+pub(crate) const MOUNTED: &str = "mounted on ";
+pub(crate) const SWAP: &str = "swap on ";
+pub(crate) const IMAGE_OF: &str = "image of ";
+
+fn quoted(path: &str) -> String {
+    becket_image::quoted(Path::new(path))
+}
+
 impl std::fmt::Display for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.pid {
@@ -290,12 +313,19 @@ impl Error {
             }
             Error::NoDevice { .. } => "see `becket list`",
             Error::Ambiguous { .. } => "use the name of the device; see `becket list`",
-            // Clients of an export have no process here.
-            Error::Busy { users, .. } if users.iter().any(|user| user.pid == 0) => {
+            Error::Busy { users, .. } if users.iter().any(|user| user.command == CLIENTS) => {
                 "end their connections with --force, or use --lazy: it is then detached when the last has gone"
             }
-            Error::Busy { .. } => {
-                "end the users first, or use --lazy: the device is then detached when its last user closes it"
+            Error::Busy { users, .. } => {
+                let mut ends: Vec<String> = users.iter().filter_map(User::end).collect();
+                ends.dedup();
+                let first = match ends.is_empty() {
+                    true => "end the users first".to_owned(),
+                    false => format!("end the use first: {}", ends.join("; ")),
+                };
+                return Some(format!(
+                    "{first}, or use --lazy: the device is then detached when its last user closes it"
+                ));
             }
             Error::NoTransport { fix: Some(fix), .. } | Error::Transport { fix: Some(fix), .. } => {
                 return Some(fix.clone());
@@ -362,4 +392,28 @@ fn colon(log: &Option<String>) -> String {
 /// A message that makes no sense.
 pub(crate) fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_of_a_busy_device_fits_its_users() {
+        let hint = |pid, command: &str, how: &str| {
+            let users = vec![User { pid, command: command.to_owned(), how: how.to_owned() }];
+            Error::Busy { device: "/dev/loop0".into(), users }.hint().unwrap()
+        };
+        for (user, wanted) in [
+            ((0, "mount", "mounted on /mnt/a b"), "end the use first: umount '/mnt/a b', or use --lazy"),
+            ((0, "swap", "swap on /dev/loop0p1"), "end the use first: swapoff /dev/loop0p1, or use --lazy"),
+            ((0, "loop", "image of /dev/loop3"), "end the use first: becket detach /dev/loop3 "),
+            ((0, "dm-0", "held by dm-0"), "end the users first, or use --lazy"),
+            ((7, "sleep", "open"), "end the users first, or use --lazy"),
+            ((0, CLIENTS, "2 connected"), "end their connections with --force"),
+        ] {
+            let hint = hint(user.0, user.1, user.2);
+            assert!(hint.starts_with(wanted), "{user:?}: {hint}");
+        }
+    }
 }

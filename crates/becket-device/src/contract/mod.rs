@@ -25,8 +25,8 @@ pub(crate) mod versions;
 pub(crate) mod volume;
 
 pub(crate) use device_id::DeviceId;
+pub(crate) use error::{CLIENTS, IMAGE_OF, MOUNTED, RUNS_ALREADY, RUNTIME_DIR, SWAP, wrong};
 pub use error::{Error, ErrorKind, User};
-pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR, wrong};
 pub use event::Happened;
 pub use export::{Export, SocketFile};
 pub use messages::ServerStatus;

@@ -13,7 +13,7 @@ use becket_transport::{dm, loop_, sysfs};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 
-use crate::contract::User;
+use crate::contract::{IMAGE_OF, MOUNTED, SWAP, User};
 
 /// What a process with an open descriptor does with a device.
 const OPEN: &str = "open";
@@ -129,7 +129,7 @@ fn swaps(blocks: &[Block], users: &mut Vec<User>) {
     for line in table.lines().skip(1) {
         let path = unescape(line.split_ascii_whitespace().next().unwrap_or_default());
         if is_one_of(blocks, number_at_hand(Path::new(&path))) {
-            users.push(User { pid: 0, command: "swap".to_owned(), how: format!("swap on {path}") });
+            users.push(User { pid: 0, command: "swap".to_owned(), how: format!("{SWAP}{path}") });
         }
     }
 }
@@ -142,7 +142,7 @@ fn backed(blocks: &[Block], users: &mut Vec<User>) {
             users.push(User {
                 pid: 0,
                 command: "loop".to_owned(),
-                how: format!("image of /dev/loop{number}"),
+                how: format!("{IMAGE_OF}/dev/loop{number}"),
             });
         }
     }
@@ -165,7 +165,7 @@ fn processes(blocks: &[Block], which: Mounts, users: &mut Vec<User>) {
         namespaces.insert(space.ino());
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         for place in mounts(&table, blocks, which) {
-            users.push(User { pid: 0, command: "mount".to_owned(), how: format!("mounted on {place}") });
+            users.push(User { pid: 0, command: "mount".to_owned(), how: format!("{MOUNTED}{place}") });
         }
     }
     for item in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -498,3 +498,61 @@ fn a_read_only_image_loses_no_byte_of_its_end() {
         place.ok(["detach", "odd"]);
     }
 }
+
+#[test]
+fn who_has_an_image_is_named_with_what_it_has() {
+    let name = "attach::who_has_an_image_is_named_with_what_it_has";
+    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    image::gpt(&place.path("disk.img"), 16 << 20);
+    image::random(&place.path("raw.img"), 16 << 20, 1);
+    let refused = |words: &[&str], why: &str, hint: &str| {
+        let ran = place.run(words);
+        let (first, second) = ran.err.split_once("\n  hint: ").unwrap_or((ran.err.as_str(), ""));
+        assert!(ran.code == 1 && first.contains(why) && second.starts_with(hint), "{words:?}: {ran:?}");
+    };
+
+    place.attach(&place.path("disk.img/p1"), &["--name", "part"]);
+    refused(&["attach", "disk.img"], "/disk.img/p1 is already attached as part (/dev/", "detach it first");
+    refused(&["attach", "disk.img/p1"], "disk.img: already attached as part (/dev/", "use that device, or");
+    refused(
+        &["copy", "disk.img", "x"],
+        "disk.img/p1 is already attached as part",
+        "end that use first: becket detach part",
+    );
+    place.ok(["detach", "part"]);
+
+    place.attach(&place.path("raw.img"), &["--name", "part", "--offset", "8M", "--size-limit", "1M"]);
+    refused(
+        &["attach", "raw.img"],
+        "raw.img from byte 8388608 is already attached as part",
+        "detach it first",
+    );
+    let list = place.ok(["list"]);
+    assert!(list.contains("raw.img (offset 8M)"), "{list}");
+    place.ok(["detach", "part"]);
+
+    place.attach(&place.path("raw.img"), &["--name", "part", "--size-limit", "1M"]);
+    refused(&["attach", "raw.img"], "raw.img is already attached as part", "detach it first");
+    refused(
+        &["attach", "--size-limit", "1M", "raw.img"],
+        "raw.img: already attached as part",
+        "use that device",
+    );
+    place.ok(["detach", "part"]);
+
+    place.attach(&place.path("raw.img"), &["--name", "whole"]);
+    refused(
+        &["copy", "raw.img", "x"],
+        "already attached as whole",
+        "end that use first: becket detach whole",
+    );
+    fs::write(place.path("y"), "y").unwrap();
+    refused(
+        &["copy", "--force", "y", "raw.img"],
+        "already attached as whole",
+        "end that use first: becket detach whole\n",
+    );
+}

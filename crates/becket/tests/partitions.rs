@@ -345,7 +345,10 @@ fn one_image_by_two_ways(name: &str, via: &str) {
             place.ok(["attach", "--via", via, "--name", "part", first]);
             let ran =
                 place.run(["attach", "--via", via].iter().chain(options).copied().chain([second.as_str()]));
-            assert!(ran.code == 1 && ran.err.contains("in use"), "{first} before {second}: {ran:?}");
+            assert!(
+                ran.code == 1 && ran.err.contains("already attached as part"),
+                "{first} before {second}: {ran:?}"
+            );
             let other = place.ok(["attach", "--via", via, &format!("{below}p1")]);
             place.ok(["detach", other.trim()]);
             place.ok(["detach", "part"]);

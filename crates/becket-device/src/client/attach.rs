@@ -9,9 +9,10 @@ use becket_image::{OpenOptions, Opened, Overlay, Place, Source, SourceFacts, Tai
 use becket_transport::Kind;
 
 use crate::client::doorway::Doorway;
+use crate::client::holder::blame;
 use crate::client::kernel_made;
 use crate::client::lease::{Held, Lease};
-use crate::client::{kernel_drivers, list, planner, user_devices};
+use crate::client::{kernel_drivers, planner, user_devices};
 use crate::contract::messages::{Attach, OneDevice};
 use crate::contract::sealed;
 use crate::contract::spec::{Backing, facts_of};
@@ -179,35 +180,15 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
 
 /// Opens an image as far as the planner has to know it; who serves it completes that.
 pub(crate) fn open(store: &Store, image: &Path, how: &OpenOptions) -> Result<Opened, Error> {
-    let opened = becket_image::open_to_serve(image, how).map_err(|error| blame(store, image, error))?;
+    let opened = becket_image::open_to_serve(image, how).map_err(|error| blame(store, image, how, error))?;
     // A writer has asked for the claim of the devices below, and readers for the locks; device-mapper has
     // none.
     match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !how.shared) {
         Some(clash) => {
             let path = image.to_owned();
-            Err(blame(store, image, becket_image::Error::InUse { path, clash, readers: false }))
+            Err(blame(store, image, how, becket_image::Error::InUse { path, clash, readers: false }))
         }
         None => Ok(opened),
-    }
-}
-
-/// Names the device of ours that holds the lock on an image, where it is one of ours.
-fn blame(store: &Store, image: &Path, error: becket_image::Error) -> Error {
-    if error.kind() != becket_image::ErrorKind::InUse {
-        return Error::Image(error);
-    }
-    // What cannot be looked up leaves the message as it is.
-    // It may be the overlay, or a file below it.
-    let held = match &error {
-        becket_image::Error::InUse { path, .. } => path.clone(),
-        _ => image.to_owned(),
-    };
-    match list::holder_of(store, &held) {
-        Ok(Some(info)) => {
-            let source = Box::new(error);
-            Error::Attached { image: held, name: info.name, device: info.device, source }
-        }
-        _ => Error::Image(error),
     }
 }
 

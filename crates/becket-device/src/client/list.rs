@@ -201,17 +201,6 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
     }
 }
 
-/// The device of becket's that has the image. If several have it, the first of them; none if they have
-/// different parts of it, because only the locks know which one is meant.
-pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo>, Error> {
-    let id = fs::metadata(image).map_err(Error::io("look at", image))?;
-    let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
-    let found: Vec<DeviceInfo> = devices(store)?.into_iter().filter(same).map(|device| device.info).collect();
-    let part = |info: &DeviceInfo| (info.spec.image.clone(), info.spec.offset, info.size);
-    let alike = found.windows(2).all(|pair| part(&pair[0]) == part(&pair[1]));
-    Ok(found.into_iter().next().filter(|_| alike))
-}
-
 /// Finds a device by what a person calls it. One of an unknown version is refused: nothing may be done to it.
 pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
     let device = resolve_any(store, path)?;

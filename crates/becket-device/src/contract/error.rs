@@ -97,10 +97,12 @@ pub enum Error {
     #[error(transparent)]
     Image(becket_image::Error),
     /// The image is held by a device of becket's.
-    #[error("{}: already attached as {name} ({})", image.display(), device.display())]
+    #[error("{}: {}already attached as {name} ({})", image.display(), other(part), device.display())]
     Attached {
         /// As it was given.
         image: PathBuf,
+        /// What the device has, if that is not just what was asked for.
+        part: Option<String>,
         /// Name of the device that has it.
         name: String,
         /// Node of that device.
@@ -296,6 +298,11 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Error::Image(error) => return error.hint(),
+            Error::Attached { name, part: Some(_), .. } => {
+                return Some(format!(
+                    "detach it first: becket detach {name}; or attach with --shared if both users expect each other"
+                ));
+            }
             Error::Attached { name, .. } => {
                 return Some(format!(
                     "use that device, or detach it first: becket detach {name}; or attach with --shared if both \
@@ -358,6 +365,10 @@ impl From<becket_image::Error> for Error {
     fn from(error: becket_image::Error) -> Self {
         Error::Image(error)
     }
+}
+
+fn other(part: &Option<String>) -> String {
+    part.as_ref().map(|part| format!("{part} is ")).unwrap_or_default()
 }
 
 fn taken_by(image: &Option<PathBuf>, device: &Option<PathBuf>) -> String {

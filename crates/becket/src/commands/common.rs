@@ -135,7 +135,17 @@ pub(super) fn look_at(
 
 /// An error of becket-image, reported as the failure to `verb` (like `list`) the image at `path`.
 pub(super) fn image_failure(verb: &str, path: &Path, error: becket_image::Error) -> Failure {
-    Failure::device(verb, becket_fetch::named(path.as_os_str()), &becket_device::Error::Image(error))
+    let error = becket_device::blamed(path, error);
+    let failure = Failure::device(verb, becket_fetch::named(path.as_os_str()), &error);
+    // No device is attached here. Only a copy can be made beside other users.
+    let beside = if verb == "copy" { "; or copy with --shared, even if it changes meanwhile" } else { "" };
+    let end = match &error {
+        becket_device::Error::Attached { name, .. } => format!("becket detach {name}"),
+        becket_device::Error::Image(becket_image::Error::UsedByKernel { end, .. }) => end.clone(),
+        becket_device::Error::Image(becket_image::Error::InUse { .. }) => "see `becket list`".to_owned(),
+        _ => return failure,
+    };
+    failure.hint(format!("end that use first: {end}{beside}"))
 }
 
 /// This very program again, as a hidden subcommand of itself; also when its file was replaced meanwhile.

@@ -95,7 +95,11 @@ pub(super) fn show(ui: &Ui, devices: &[DeviceInfo]) -> Result<(), Failure> {
 fn image(info: &DeviceInfo) -> String {
     let path = |path: &Path| printable(&path.display().to_string());
     let cow = info.spec.cow.as_deref().map_or_else(String::new, |cow| format!(" (--cow {})", path(cow)));
-    printable(&info.spec.title()) + &cow
+    let offset = match info.spec.offset {
+        0 => String::new(),
+        offset => format!(" (offset {})", format_size(offset)),
+    };
+    printable(&info.spec.title()) + &offset + &cow
 }
 
 /// What it is doing, and how many clients an export has.

@@ -549,3 +549,29 @@ fn ublk_a_device_without_a_store_reads_memory_by_each_mode() {
         place.ok(["detach", "--all"]);
     }
 }
+
+#[test]
+fn fuse_a_device_goes_by_the_url_that_it_was_attached_by() {
+    let name = "http_device::fuse_a_device_goes_by_the_url_that_it_was_attached_by";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let mut bytes = vec![1; 1 << 20];
+    // A partition table with one entry.
+    bytes[446..512].fill(0);
+    bytes[446 + 4] = 0x83;
+    bytes[446 + 8] = 64;
+    bytes[446 + 12] = 64;
+    bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let origin = Origin::start(bytes);
+    for place_of in ["/disk.img?x=1", "/disk.img?x=1#p1"] {
+        let url = origin.url(place_of);
+        attach(&place, &[&url]);
+        for command in ["stat", "why", "refresh", "list", "detach"] {
+            let ran = run(&place, &[command, &url]);
+            assert_eq!(ran.code, 0, "{command} {url}: {ran:?}");
+            assert!(!ran.out.contains("x=1"), "a query may be a signature: {ran:?}");
+        }
+    }
+}

@@ -231,9 +231,10 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
     }
     let Records { devices, unknown } = found(store)?;
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let named = path.to_str().and_then(without_query);
     let is_url = |device: &&Device| {
-        let url = device.info.spec.url.as_deref().map(Path::new);
-        url.is_some_and(|url| url == path || url == absolute)
+        let Some(url) = device.info.spec.url.as_deref() else { return false };
+        Path::new(url) == path || Path::new(url) == absolute || named.is_some() && without_query(url) == named
     };
     let fetched: Vec<Device> = devices.iter().filter(is_url).cloned().collect();
     if !fetched.is_empty() {
@@ -270,6 +271,14 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
         (Some(located), _) if found.is_empty() => one(at_the_same_place(devices, located), path),
         _ => one(found, path),
     }
+}
+
+/// A URL as records have it: a query may be a signature, and is in none. The path inside the image stays.
+fn without_query(url: &str) -> Option<String> {
+    let (of_server, inside) = url.split_once('#').map_or((url, None), |(url, inside)| (url, Some(inside)));
+    let (place, _) = of_server.split_once('?').unwrap_or((of_server, ""));
+    let inside = inside.map_or_else(String::new, |inside| format!("#{inside}"));
+    place.contains("://").then(|| format!("{place}{inside}"))
 }
 
 /// The devices whose image is at that place, by whatever names it was found there.

@@ -202,7 +202,7 @@ fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<
         writing: Writing::Never,
     };
     let Unpacked { image, referenced, verdict, .. } =
-        disk_in(&first, inside.is_empty(), &mut |_, _, _| Ok(()))?;
+        disk_in(&first, if inside.is_empty() { u64::MAX } else { 0 }, &mut |_, _, _| Ok(()))?;
     let files = std::iter::once(&file).chain(&referenced).map(HostFile::identity).collect();
     let mut walk = through::walk(image, called(host, &file, fillers), inside, format)?;
     walk.read_only = verdict.unwritable.or(walk.read_only);
@@ -238,11 +238,12 @@ fn called(host: &Path, file: &HostFile, fillers: &Fillers) -> String {
     filled.unwrap_or_else(|| shown(host.as_os_str().as_bytes()))
 }
 
-/// The disk in a file: the file itself, or what a container and the files that it refers to hold. `whole`
-/// says that only the whole disk is wanted; `lock` is called for each of those files.
+/// The disk in a file: the file itself, or what a container and the files that it refers to hold. So many of
+/// its first bytes are `used` as they are, none for a part elsewhere; `lock` is called for each of those
+/// files.
 fn disk_in(
     first: &First<'_>,
-    whole: bool,
+    used: u64,
     lock: &mut dyn FnMut(&Path, &OwnedFd, FileKind) -> Result<(), Error>,
 ) -> Result<Unpacked, Error> {
     let First { image, host, file, format, .. } = *first;
@@ -276,8 +277,9 @@ fn disk_in(
     }
     match unpacked {
         Some(mut unpacked) => {
+            let is_part = used < unpacked.image.len();
             let part =
-                || (!whole).then(|| "only the whole of a qcow2 is written, and this is a part".to_owned());
+                || is_part.then(|| "only the whole of a qcow2 is written, and this is a part".to_owned());
             let device = || {
                 (file.kind == FileKind::Block)
                     .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
@@ -351,7 +353,9 @@ fn open_inside(
 
     let file = host_file(host, buffered, found)?;
     let (stored, natural) = stored_image(host, &file, budget, fillers)?;
-    let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
+    let from_start = inside.is_empty() && options.offset == 0;
+    let whole = from_start && options.size_limit.is_none();
+    let used = if from_start { options.size_limit.unwrap_or(u64::MAX) } else { 0 };
     let first = First {
         image: &stored,
         host,
@@ -361,7 +365,7 @@ fn open_inside(
         snapshot: found.snapshot.as_deref(),
         writing: Writing::new(read_only, options.drop_bitmaps),
     };
-    let Unpacked { image, referenced, verdict, .. } = disk_in(&first, whole, &mut |path, fd, kind| {
+    let Unpacked { image, referenced, verdict, .. } = disk_in(&first, used, &mut |path, fd, kind| {
         outer.extend(lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)?);
         Ok(())
     })?;

@@ -303,6 +303,10 @@ fn a_served_image_keeps_its_kind(name: &str, via: &str) {
     assert!(ran.err.contains("would have to be read-only: ") && ran.err.contains("SquashFS"), "{ran:?}");
     place.attach(&place.path("grows.qcow2"), &["--via", via, "--name", "grows"]);
     refused("grows", "free.img", "the image of grows grows while it is written");
+    place.ok(["detach", "grows"]);
+    place.attach(&place.path("grows.qcow2"), &["--via", via, "--name", "grows", "--read-only"]);
+    let ran = place.run(["set", "--read-only", "off", "grows"]);
+    assert!(ran.code == 1 && ran.err.contains("grows while it is written"), "all of it is attached: {ran:?}");
     // As it was said.
     place.ok(["detach", "decoded"]);
     place.attach(&place.path("free.img"), &["--via", via, "--name", "decoded"]);
@@ -324,4 +328,37 @@ fn fuse_an_encoded_image_and_a_raw_one_do_not_change_places() {
     if require_fuse(name) {
         a_served_image_keeps_its_kind(name, "fuse");
     }
+}
+
+#[test]
+fn fuse_the_reason_of_a_refusal_is_the_true_one() {
+    let name = "set::fuse_the_reason_of_a_refusal_is_the_true_one";
+    if !require_fuse(name) || !require_tools(name, &["zstd"]) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("raw.img"), 40 << 20, 1);
+    tool(Command::new("zstd").args(["-q", "-k"]).arg(place.path("raw.img")));
+    let refused = |device: &str, options: &[&str], why: &str, hint: &str| {
+        let ran = place.run([&["set", device], options].concat());
+        assert!(ran.code == 1 && ran.err.contains(why) && ran.err.contains(hint), "{ran:?}");
+    };
+    place.attach(&place.path("raw.img"), &["--via", "fuse", "--read-only", "--name", "raw"]);
+    refused(
+        "raw",
+        &["--read-only", "off"],
+        "was attached read-only, and its loop device stays so",
+        "becket detach /dev/",
+    );
+    refused("raw", &["--size-limit", "0"], "no block left", "--size-limit none");
+    place.ok(["detach", "raw"]);
+    place.attach(&place.path("raw.img.zst"), &["--via", "fuse", "--name", "packed"]);
+    refused("packed", &["--read-only", "off"], "come into becket's store, which is only read", "--cow FILE");
+    let image = place.path("raw.img");
+    refused(
+        "packed",
+        &["--image", image.to_str().unwrap()],
+        "comes while it is read, and no other",
+        "becket detach",
+    );
 }

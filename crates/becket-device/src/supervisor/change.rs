@@ -137,6 +137,9 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
             Backing { grows: true, .. } => Some("grows while it is written"),
             Backing { encoded: Some(_), .. } => Some("is encoded"),
             _ if kept.sources.iter().any(|source| source.link().is_some()) => Some("is on a server"),
+            _ if kept.sources.iter().any(|source| source.filled().is_some()) => {
+                Some("comes while it is read")
+            }
             _ => None,
         };
         if let Some(made) = made {

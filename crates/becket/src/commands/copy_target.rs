@@ -127,7 +127,8 @@ impl Target {
                     return Err(refused(
                         "unsupported",
                         &format!("it has {room} bytes, and {len} are copied"),
-                    ));
+                    )
+                    .hint("copy to a device that is at least as long, or make the image shorter first"));
                 }
                 Ok(Self { _claim: Some(claim), warnings, ..made(device, Kind::Device) })
             }

@@ -77,10 +77,6 @@ pub(super) fn set(
     if let Some(limit) = changes.size_limit {
         let block = u64::from(info.spec.block_size.max(1));
         let rounded = limit.map(|limit| limit / block * block);
-        if rounded == Some(0) {
-            let message = format!("{} would have no block left", info.name);
-            return Err(Error::Failed { kind: ErrorKind::InvalidOption, message, hint: None });
-        }
         new.info.size = loop_::set_size_limit(number, rounded).map_err(Error::Device)?;
         new.info.spec.size_limit = limit;
         keep(&new)?;

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::client::list::resolve;
 use crate::client::{attach, kernel_drivers};
-use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::control::health;
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
@@ -80,6 +80,7 @@ pub fn set(
         health::responding(store.runtime(), &device)?;
     }
     check_block_size(&device.info, changes.block_size)?;
+    check_limit(&device.info, changes.size_limit.flatten())?;
     may_grow(&store, &device, changes)?;
     let (after, how) = match kernel_drivers::of(device.info.transport) {
         None => (served::set(&store, &device, changes, progress)?, How::Live),
@@ -100,6 +101,19 @@ fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error>
         }
         _ => Ok(()),
     }
+}
+
+/// A server takes a limit of no bytes for none.
+fn check_limit(info: &DeviceInfo, limit: Option<u64>) -> Result<(), Error> {
+    let block = u64::from(info.spec.block_size.max(1));
+    if limit.is_none_or(|limit| limit >= block) {
+        return Ok(());
+    }
+    Err(Error::Failed {
+        kind: ErrorKind::InvalidOption,
+        message: format!("{} would have no block left", info.name),
+        hint: Some(format!("the shortest is one block, {block} bytes; no limit is --size-limit none")),
+    })
 }
 
 /// Behind the end of an image inside another lie its neighbour's bytes, which no transport knows of.

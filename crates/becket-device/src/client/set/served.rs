@@ -105,6 +105,13 @@ impl Live<'_> {
                 hint: Some(format!("becket detach {}, and attach it again", info.name)),
             });
         }
+        if let Some(url) = &info.spec.url {
+            return Err(Error::Failed {
+                kind: ErrorKind::ReadOnly,
+                message: format!("the bytes of {} come into becket's store, which is only read", info.name),
+                hint: Some(format!("becket detach {}; becket attach --cow FILE {url}", info.name)),
+            });
+        }
         let opened =
             open(self.store, self.device, &info.spec.image, &Changes { shared: true, ..changes.clone() })?;
         if opened.identity != self.device.image {

@@ -30,8 +30,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fstat, major, minor};
 use rustix::pipe::PipeFlags;
 
-use crate::contract::Error;
 use crate::contract::kept::Kept;
+use crate::contract::{self, Error};
 use crate::record::device::Device;
 use crate::supervisor::driver::{Added, Driver, NewDevice, Offer, PARTITIONS, READY, Settled};
 use crate::system::inode::is_pipe;
@@ -482,10 +482,15 @@ impl Driver for FuseDriver {
         let Ok((number, _)) = self.disk(id) else { return Ok(()) };
         match (self.with(id, |link| link.read_only)?, on) {
             (true, true) => Ok(()),
-            (true, false) => Err(Error::Device(becket_transport::Error::Fixed {
-                device: self.node(id),
-                why: "its loop device was made for reading only",
-            })),
+            (true, false) => {
+                let node = self.node(id);
+                let node = node.display();
+                Err(Error::Failed {
+                    kind: contract::ErrorKind::Unsupported,
+                    message: format!("{node} was attached read-only, and its loop device stays so"),
+                    hint: Some(format!("becket detach {node}, and attach it again without --read-only")),
+                })
+            }
             (false, on) => set_read_only(number, on),
         }
     }

@@ -305,7 +305,7 @@ fn a_reader_may_stop_early() {
     cat.stdout.take().unwrap().read_exact(&mut some).unwrap();
     let ended = cat.wait_with_output().unwrap();
     assert_eq!(some, [0; 100]);
-    assert!(ended.status.success() && ended.stderr.is_empty(), "{ended:?}");
+    assert!(ended.status.code() == Some(1) && ended.stderr.is_empty(), "it is not complete: {ended:?}");
     std::io::stdout().flush().unwrap();
 }
 

@@ -25,7 +25,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
         for image in found {
             match image.and_then(|(path, image)| write(&path, &image)) {
                 Ok(()) => {}
-                Err(failure) if failure.kind == "broken_pipe" => return Ok(status),
+                // Who wanted all of it must see that it is not.
+                Err(failure) if failure.kind == "broken_pipe" => return Err(failure),
                 Err(failure) => {
                     ui.failure(&failure);
                     status = failure.status;

@@ -50,11 +50,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Copy) -> Result<u8, Failure> {
         ui.note(format!("warning: {warning}"));
     }
     let copied = write(args, format, &origin, &mut target);
-    let allocated = copied.and_then(|()| target.commit());
-    let allocated = match allocated {
-        Err(failure) if failure.kind == "broken_pipe" => return Ok(0),
-        allocated => allocated?,
-    };
+    let allocated = copied.and_then(|()| target.commit())?;
     // The locks were held until here.
     drop(opened);
     let (source, to) = (shown(args.source.as_os_str().as_bytes()), shown(args.target.as_os_str().as_bytes()));
@@ -150,7 +146,7 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
         Failed::Read(error) => {
             Failure::io(format!("cannot read {}", becket_fetch::named(args.source.as_os_str())), &error)
         }
-        // Who reads standard output may have enough; a name was given for all of it.
+        // Who reads standard output may have enough: that is a failure without a message.
         Failed::Write(error)
             if error.kind() == io::ErrorKind::BrokenPipe && args.target == Path::new("-") =>
         {

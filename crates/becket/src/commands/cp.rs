@@ -95,7 +95,6 @@ impl Job<'_> {
             File::open(parent(file)).and_then(|dir| dir.sync_all()).map_err(failed)
         });
         match finished {
-            Err(failure) if to_stdout && failure.kind == "broken_pipe" => Ok(()),
             Err(failure) => {
                 // What is not whole goes; the error at hand is reported, whatever this one says.
                 let _ = new.map(fs::remove_file);

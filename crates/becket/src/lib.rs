@@ -83,8 +83,10 @@ fn refused(error: &clap::Error) -> ExitCode {
     let wrong = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if wrong && std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json") {
         let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        let failure = Failure::usage(first).hint("see `becket --help`");
+        // What is missing or possible is on lines of its own, up to the first empty one.
+        let said: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+        let failure =
+            Failure::usage(said.join(" ").trim_start_matches("error: ")).hint("see `becket --help`");
         let _ = writeln!(std::io::stdout(), "{:#}", serde_json::json!({ "error": failure.to_json() }));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))

@@ -101,6 +101,13 @@ fn fuse_a_dry_attach_foresees_what_an_attach_does_and_does_nothing() {
     let ran = place.run(["attach", "--dry-run", "images/disk.img"]);
     assert!(ran.code == 1 && ran.err.contains("already attached as one"), "a lock is seen: {ran:?}");
     place.ok(["detach", "one"]);
+    let ran = place.run(["attach", "--dry-run", "images/disk.img", "images/disk.img"]);
+    assert!(ran.code == 1 && ran.out.lines().count() == 1 && ran.err.contains("in use"), "{ran:?}");
+
+    place.attach(&images.join("disk.img"), &["--name", "one", "--via", "fuse", "--autoclear"]);
+    let why = place.ok(["why", "one"]);
+    assert!(why.contains("loop: not possible: ") && !why.contains("loop can take it by now"), "{why}");
+    place.ok(["detach", "one"]);
 }
 
 #[test]

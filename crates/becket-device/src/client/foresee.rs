@@ -78,7 +78,7 @@ pub struct ForeseenPartition {
 ///
 /// # Errors
 /// As [`crate::attach`], as far as it can be known.
-pub fn foresee(image: &Path, options: &AttachOptions) -> Result<Foreseen, Error> {
+pub fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Foretaken), Error> {
     let store = Store::open(Runtime::open()?)?;
     if let Some(name) = &options.name {
         store::check_name(name)?;
@@ -105,7 +105,7 @@ pub fn foresee(image: &Path, options: &AttachOptions) -> Result<Foreseen, Error>
         size: part.len,
         label: part.label.clone(),
     };
-    Ok(Foreseen {
+    let foreseen = Foreseen {
         name: options.name.clone(),
         image: opened.path.clone(),
         url: options.spec.url.clone(),
@@ -122,7 +122,14 @@ pub fn foresee(image: &Path, options: &AttachOptions) -> Result<Foreseen, Error>
         cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
         creates_cow,
         warnings,
-    })
+    };
+    Ok((foreseen, Foretaken { _opened: opened }))
+}
+
+/// The image of a device that is not made, with its locks: other devices of the same command see them.
+#[derive(Debug)]
+pub struct Foretaken {
+    _opened: Opened,
 }
 
 /// What would become of a device.
@@ -251,7 +258,9 @@ fn now(device: &Device) -> (Vec<Choice>, bool, Option<String>) {
     }
     match opened(device) {
         Ok((opened, options)) => {
-            (planner::choices(&opened, &options, info.spec.autoclear), !opened.encoded.is_empty(), None)
+            // The kernel's own drivers had such a device from `run` or `mount`, which hold it open.
+            let leased = info.spec.autoclear && !info.transport.is_served();
+            (planner::choices(&opened, &options, leased), !opened.encoded.is_empty(), None)
         }
         Err(error) => {
             (planner::choices_of_machine(None), false, Some(format!("the image cannot be opened: {error}")))

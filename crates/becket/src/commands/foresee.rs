@@ -8,19 +8,22 @@ use crate::{
     ui::{Ui, printable},
     units::format_size,
 };
-use becket_device::{Foreseen, Leaving, Outcome};
+use becket_device::{Foreseen, Foretaken, Leaving, Outcome};
 use serde_json::json;
 use std::ffi::OsString;
 
 /// What would become of the images, one line each, in their order.
 pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
     let (mut devices, mut errors, mut printed) = (Vec::new(), Vec::new(), Ok(()));
+    // Until the end: one of these images may be another's.
+    let mut taken = Vec::new();
     parallel::in_order(
         jobs,
         foresee,
         |_| true,
         |job, outcome| match outcome {
-            Ok(foreseen) => {
+            Ok((foreseen, image)) => {
+                taken.push(image);
                 if !ui.json && printed.is_ok() {
                     printed = show(ui, &foreseen);
                 }
@@ -41,7 +44,7 @@ pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
     Ok(u8::from(!errors.is_empty()))
 }
 
-fn foresee(job: &Job) -> Result<Foreseen, Failure> {
+fn foresee(job: &Job) -> Result<(Foreseen, Foretaken), Failure> {
     if job.export.is_some() {
         let image = job.image.display();
         return Err(Failure::new("unsupported", format!("cannot foresee {image}: it is to be exported"))

@@ -69,15 +69,16 @@ fn holder_of(store: &Store, held: &Path) -> Option<(DeviceInfo, Shares)> {
         let format = device.format.as_deref().and_then(|format| format.parse().ok());
         consists_of(&device.info, format.unwrap_or_default(), id)
     };
-    let ways: [(&dyn Fn(&Device) -> bool, Shares); 3] =
-        [(&is_file, Shares::File), (&is_disk, Shares::Disk), (&is_below, Shares::Below)];
-    ways.into_iter().find_map(|(has, shares)| {
+    let first = |has: &dyn Fn(&Device) -> bool, shares| {
         let found: Vec<&DeviceInfo> =
             devices.iter().filter(|device| has(device)).map(|device| &device.info).collect();
         let part = |info: &DeviceInfo| (info.spec.image.clone(), info.spec.offset, info.size);
         let alike = found.windows(2).all(|pair| part(pair[0]) == part(pair[1]));
         found.first().filter(|_| alike).map(|info| ((*info).clone(), shares))
-    })
+    };
+    first(&is_file, Shares::File)
+        .or_else(|| first(&is_disk, Shares::Disk))
+        .or_else(|| first(&is_below, Shares::Below))
 }
 
 /// The disk that a block device is, or is a partition of.

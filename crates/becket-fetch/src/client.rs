@@ -7,7 +7,6 @@
 
 use std::fmt;
 use std::io::{self, Read as _};
-use std::net::{IpAddr, ToSocketAddrs as _};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,15 +14,17 @@ use std::time::{Duration, Instant};
 
 use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, Proxy};
+use ureq::{Agent, Body, BodyReader, Proxy};
 
 use crate::Error;
 use crate::access::Access;
 use crate::answer::{self, ContentRange, header};
 use crate::forward;
+use crate::inward::{addresses, is_inward};
 use crate::origin::{Failed, Header, Rights, Short};
 use crate::pace::Pace;
 use crate::place::{Parts, redirected, shown};
+use crate::steady::{DRIPS, PROGRESS, Steady};
 use crate::version::{Known, Version};
 
 /// How many redirects are followed.
@@ -34,8 +35,6 @@ const HEAD_MAX: usize = 32 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long one body may take. A slower one is asked for again from where it ended.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
-/// An attempt that brings less than this, in bytes, counts as none: a server may not drip.
-const PROGRESS: u64 = 16 << 10;
 /// The first and the longest wait between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// After so long without an answer, people hear why.
@@ -46,6 +45,9 @@ const TRIES: u32 = 2;
 const SHORT_MAX: u64 = 4 << 20;
 /// How much is read at once.
 const BUFFER: usize = 128 << 10;
+
+/// The least that an answer is waited for.
+const LEAST: Duration = Duration::from_millis(100);
 
 /// What a proxy wants that got no password, or a wrong one.
 const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
@@ -60,13 +62,15 @@ pub(crate) struct Client {
     /// For plain http through a proxy.
     forwards: Option<Agent>,
     url: String,
-    access: Mutex<Access>,
+    access: Box<Mutex<Access>>,
     /// How often something was learned about how to ask.
     lessons: AtomicU64,
     /// Where the last redirect led.
     at: Mutex<Option<String>>,
     /// How long it is tried without any progress.
     patience: Duration,
+    /// How long one request may go without any.
+    limit: Duration,
     pace: Pace,
     /// Hears of long waits.
     pub(crate) waiting: Option<Waiting>,
@@ -105,7 +109,14 @@ impl From<Error> for Trouble {
 }
 
 impl Client {
-    pub(crate) fn new(url: &str, access: &Access, patience: Duration) -> Result<Client, Error> {
+    /// `patience` is how long it is tried without any progress, and `limit` how long one request goes on
+    /// without.
+    pub(crate) fn new(
+        url: &str,
+        access: &Access,
+        patience: Duration,
+        limit: Duration,
+    ) -> Result<Client, Error> {
         let mut tls = TlsConfig::builder()
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
         if let Some(authorities) = &access.authorities {
@@ -116,6 +127,7 @@ impl Client {
             tls = tls.root_certs(RootCerts::Specific(Arc::new(certificates.collect())));
         }
         let tls = tls.build();
+        let step = PATIENCE.min(limit);
         let config = |proxy| {
             Agent::config_builder()
                 .tls_config(tls.clone())
@@ -127,10 +139,10 @@ impl Client {
                 // Bytes of the object are wanted, and not of a compressed form of it.
                 .accept_encoding("identity")
                 .max_response_header_size(HEAD_MAX)
-                .timeout_resolve(Some(PATIENCE))
-                .timeout_connect(Some(PATIENCE))
-                .timeout_recv_response(Some(PATIENCE))
-                .timeout_per_read(Some(PATIENCE))
+                .timeout_resolve(Some(step))
+                .timeout_connect(Some(step))
+                .timeout_recv_response(Some(step))
+                .timeout_per_read(Some(step))
                 .timeout_recv_body(Some(BODY_WITHIN))
                 .max_idle_connections_per_host(16)
                 .build()
@@ -138,7 +150,7 @@ impl Client {
         let proxy = access.proxy.as_deref().and_then(|proxy| Proxy::new(proxy).ok());
         let forwards = proxy.as_ref().and_then(|proxy| forward::agent(proxy, config(None)));
         let agent = config(proxy).new_agent();
-        let (access, at) = (Mutex::new(access.clone()), Mutex::default());
+        let (access, at) = (Box::new(Mutex::new(access.clone())), Mutex::default());
         Ok(Client {
             agent,
             forwards,
@@ -147,6 +159,7 @@ impl Client {
             lessons: AtomicU64::new(0),
             at,
             patience,
+            limit,
             pace: Pace::default(),
             waiting: None,
         })
@@ -193,20 +206,22 @@ impl Client {
         let mut waits = self.waits();
         while at < end {
             let before = at;
-            let tried = self.attempt(at..end, known, &mut |bytes| {
+            let mut mark = at;
+            let until = waits.until();
+            let tried = self.attempt(at..end, known, until, &mut |bytes| {
                 sink(bytes)?;
                 at += bytes.len() as u64;
+                if at - mark >= PROGRESS {
+                    (mark, waits) = (at, self.waits());
+                }
                 Ok(())
             });
             if let Some(known) = known {
                 end = end.min(known.size);
             }
-            if at - before >= PROGRESS || at == end {
-                waits = self.waits();
-            }
             // Nor may a server drip by short answers.
             let little = at < end && at - before < PROGRESS;
-            let drips = || Trouble::Again("the server sends a few bytes at a time".to_owned(), None);
+            let drips = || Trouble::Again(DRIPS.to_owned(), None);
             if let Err(trouble) = tried.and_then(|()| if little { Err(drips()) } else { Ok(()) }) {
                 waits.bear(trouble)?;
             }
@@ -221,24 +236,23 @@ impl Client {
     /// Something short of any server, for what an origin must know.
     fn short(&self, url: &str, headers: &[Header], inward: &str) -> Result<Short, Error> {
         self.check_inward(inward, url)?;
-        let once = || {
-            let mut answer = self.call(url, headers).map_err(|error| self.failed(error))?;
+        let once = |until| {
+            let mut answer = self.call(url, headers, until).map_err(|error| self.failed(error))?;
             let status = answer.status().as_u16();
             if is_busy(status) {
                 return Err(self.status(status, &answer, None));
             }
-            let body = answer.body_mut().with_config().limit(SHORT_MAX).read_to_vec();
-            let body = body.map_err(|error| match error {
-                ureq::Error::BodyExceedsLimit(_) => {
-                    self.refused("the server answers with too much".to_owned(), None).into()
-                }
-                error => self.failed(error),
-            })?;
+            let mut body = Vec::new();
+            let read = self.steady(&mut answer).take(SHORT_MAX + 1).read_to_end(&mut body);
+            read.map_err(|error| Trouble::Again(error.to_string(), None))?;
+            if body.len() as u64 > SHORT_MAX {
+                return Err(self.refused("the server answers with too much".to_owned(), None).into());
+            }
             Ok(Short { status, head: answer.headers().clone(), body })
         };
         let mut waits = self.waits();
         loop {
-            match once() {
+            match once(waits.until()) {
                 Ok(short) => return Ok(short),
                 Err(trouble) => waits.bear(trouble)?,
             }
@@ -276,7 +290,13 @@ impl Client {
     }
 
     /// One request and, where it is redirected, those that follow it.
-    fn attempt(&self, range: Range<u64>, known: &mut Option<Known>, sink: Sink<'_>) -> Result<(), Trouble> {
+    fn attempt(
+        &self,
+        range: Range<u64>,
+        known: &mut Option<Known>,
+        until: Option<Instant>,
+        sink: Sink<'_>,
+    ) -> Result<(), Trouble> {
         let remembered = || lock(&self.at);
         let start = remembered().clone();
         let again = start.is_some();
@@ -285,7 +305,7 @@ impl Client {
         let mut tries = 0;
         for _ in 0..=REDIRECTS {
             let lessons = self.lessons.load(Ordering::Relaxed);
-            let answer = self.ask(&url, &address, &range, known.as_ref())?;
+            let answer = self.ask(&url, &address, &range, known.as_ref(), until)?;
             let status = answer.status().as_u16();
             let ours = Parts::of(&url).is_same_server(Parts::of(&address));
             if status >= 300 && ours && tries < TRIES && self.learn(status, &answer, lessons)? {
@@ -327,6 +347,7 @@ impl Client {
         address: &str,
         range: &Range<u64>,
         known: Option<&Known>,
+        until: Option<Instant>,
     ) -> Result<Response<Body>, Trouble> {
         let last = range.end.saturating_sub(1);
         let mut headers = vec![("Range", format!("bytes={}-{last}", range.start))];
@@ -337,21 +358,32 @@ impl Client {
         if Parts::of(url).is_same_server(Parts::of(address)) {
             headers.extend(lock(&self.access).rights.origin().headers(url, range));
         }
-        self.call(url, &headers).map_err(|error| self.failed(error))
+        self.call(url, &headers, until).map_err(|error| self.failed(error))
     }
 
-    /// Sends a request, and sends it again over another connection if the answer is late.
-    fn call(&self, url: &str, headers: &[Header]) -> Result<Response<Body>, ureq::Error> {
+    /// Sends a request, and sends it again over another connection if the answer is late. The head of an
+    /// answer is not waited for any longer than `until`.
+    fn call(
+        &self,
+        url: &str,
+        headers: &[Header],
+        until: Option<Instant>,
+    ) -> Result<Response<Body>, ureq::Error> {
         let began = Instant::now();
         let mut tries = 0;
         loop {
+            let left = until.map_or(PATIENCE * 3, |until| until.saturating_duration_since(Instant::now()));
+            let left = left.max(LEAST);
+            // The last try has to get some of the time.
             let late = self.pace.late(tries).filter(|late| began.elapsed() + *late < PATIENCE);
+            let late = late.filter(|late| *late < left * 3 / 4);
+            let within = late.or((left < PATIENCE).then_some(left));
             let request = self.agent_for(url).get(url);
             let request = headers.iter().fold(request, |all, (name, value)| all.header(*name, value));
             let asked = Instant::now();
-            let answer = match late {
+            let answer = match within {
                 // ureq prepares TLS anew for a request with a limit of its own.
-                Some(late) => request.config().timeout_recv_response(Some(late)).build().call(),
+                Some(within) => request.config().timeout_recv_response(Some(within)).build().call(),
                 None => request.call(),
             };
             let is_late = matches!(answer, Err(ureq::Error::Timeout(ureq::Timeout::RecvResponse)));
@@ -469,7 +501,7 @@ impl Client {
             return Err(refused("the server contradicts itself about the length of its answer"));
         }
         *known = Some(object);
-        let mut body = answer.body_mut().as_reader();
+        let mut body = self.steady(&mut answer);
         let mut buffer = vec![0; BUFFER.min(usize::try_from(wanted).unwrap_or(BUFFER))];
         let mut left = wanted;
         while left > 0 {
@@ -491,6 +523,11 @@ impl Client {
             Ok(_) => Err(refused("the server sends more bytes than it was asked for")),
             Err(_) => Ok(()),
         }
+    }
+
+    /// The body of an answer, as long as it comes at some pace.
+    fn steady<'a>(&self, answer: &'a mut Response<Body>) -> Steady<BodyReader<'a>> {
+        Steady::new(answer.body_mut().as_reader(), BODY_WITHIN.min(self.limit))
     }
 
     /// Refuses to follow a redirect to this host or its links, unless the user named such a host.
@@ -520,6 +557,11 @@ struct Waits<'a> {
 }
 
 impl Waits<'_> {
+    /// How long a request may go on that brings nothing.
+    fn until(&self) -> Option<Instant> {
+        self.since.checked_add(self.client.limit)
+    }
+
     /// Waits until it is worth trying again; an error if that is never, or too late.
     fn bear(&mut self, trouble: Trouble) -> Result<(), Error> {
         let (why, asked) = match trouble {
@@ -547,36 +589,4 @@ fn is_busy(status: u16) -> bool {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The addresses of a host; none where it cannot be looked up, for then it cannot be reached either.
-fn addresses(parts: Parts<'_>) -> Vec<IpAddr> {
-    let found = (parts.host(), parts.port()).to_socket_addrs();
-    found.map(|all| all.map(|address| address.ip().to_canonical()).collect()).unwrap_or_default()
-}
-
-/// Whether an address is one of this host, or of a link that it is on.
-fn is_inward(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
-        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_of_this_host_are_known_in_all_their_forms() {
-        for inward in
-            ["127.0.0.1", "127.8.8.8", "0.0.0.0", "169.254.169.254", "::1", "fe80::1", "::ffff:127.0.0.1"]
-        {
-            let address: IpAddr = inward.parse().unwrap();
-            assert!(is_inward(&address.to_canonical()), "{inward}");
-        }
-        for outward in ["192.0.2.1", "10.0.0.1", "2001:db8::1"] {
-            assert!(!is_inward(&outward.parse().unwrap()), "{outward}");
-        }
-    }
 }

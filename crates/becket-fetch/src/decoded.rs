@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use becket_image::filled::Presence;
 use becket_image::{
-    Budget, DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Source, Split,
+    DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Source, Split,
 };
 
 use crate::Error;
@@ -183,7 +183,8 @@ fn packing_of(
         return None;
     }
     // Whether it can be read from the middle is for its reader to say.
-    let looked = becket_image::look_filled(host, format, &[], &Budget::default(), fillers);
+    let by = OpenOptions { format, fillers: fillers.clone(), ..OpenOptions::default() };
+    let looked = becket_image::look_by(host, &by);
     looked.err().as_ref().and_then(packing)
 }
 

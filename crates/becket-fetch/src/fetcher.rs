@@ -42,6 +42,8 @@ const SOON: u64 = 4 << 20;
 const SEQUENCES: usize = 8;
 /// How long a server may not answer until that is reported.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long one request is waited for at most, where the time until requests fail is longer.
+const REQUEST: Duration = Duration::from_secs(20);
 /// How long is waited between two attempts at a server that is away.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long nothing is asked until what was brought is synced.
@@ -65,7 +67,7 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     presence.set_fails(false);
     let chunks = presence.chunks();
     let supply = match order.unpack.take() {
-        None => Supply::Server(client(&order)?),
+        None => Supply::Server(client(&order, timeout)?),
         Some(unpack) => Supply::Stream(Steps::new(stream(unpack, packed, &how)?)),
     };
     let object = object(order, data, table, presence, supply, true)?;
@@ -86,9 +88,16 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     })
 }
 
-fn client(order: &Order) -> io::Result<Client> {
+fn client(order: &Order, timeout: Option<Duration>) -> io::Result<Client> {
     let access = order.access.as_ref().ok_or(io::ErrorKind::InvalidData)?;
-    Ok(Client::new(&order.meta.url, access, PATIENCE)?)
+    Ok(Client::new(&order.meta.url, access, PATIENCE, timeout.map_or(Duration::MAX, part_of))?)
+}
+
+/// What one request may take of the time until requests fail, so that it is not the last of them that is
+/// begun too late.
+fn part_of(timeout: Duration) -> Duration {
+    let parts = timeout.as_secs().div_ceil(REQUEST.as_secs()).max(1);
+    timeout / u32::try_from(parts).unwrap_or(u32::MAX)
 }
 
 /// An object as it was ordered.
@@ -125,7 +134,7 @@ fn stream(unpack: Unpack, packed: Vec<OwnedFd>, how: &Arc<How>) -> io::Result<St
         PackedAt::Object(order) => {
             let (data, table) = (next()?, next()?);
             let presence = Presence::new(order.meta.size, order.meta.chunk)?;
-            let supply = Supply::Server(client(&order)?);
+            let supply = Supply::Server(client(&order, how.timeout)?);
             let object = object(*order, data, table, presence, supply, false)?;
             let how = Arc::clone(how);
             // It is asked until it answers, as for a device that reads from it.
@@ -338,7 +347,11 @@ impl How {
         }
         let now = Instant::now();
         // It was tried for that long already.
-        let since = *state.away.get_or_insert(now.checked_sub(PATIENCE).unwrap_or(now));
+        let tried = match error {
+            Error::Away { seconds, .. } => PATIENCE.max(Duration::from_secs(*seconds)),
+            _ => PATIENCE,
+        };
+        let since = *state.away.get_or_insert(now.checked_sub(tried).unwrap_or(now));
         if self.timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
             self.presence.set_fails(true);
         }

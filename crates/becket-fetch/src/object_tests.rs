@@ -16,7 +16,9 @@ fn object(store: &tempfile::TempDir) -> Object {
     let place = Place::parse("http://127.0.0.1:1/x".as_ref()).unwrap();
     let known = Known { version: Version::Etag("\"1\"".to_owned()), size: CHUNKS << 13 };
     let held = Store::open(Some(store.path())).unwrap().hold(&place, &known).unwrap();
-    let client = Client::new(&place.url, &Access::of_user(&place.url).unwrap(), Duration::ZERO).unwrap();
+    let client =
+        Client::new(&place.url, &Access::of_user(&place.url).unwrap(), Duration::ZERO, Duration::MAX)
+            .unwrap();
     let presence = Presence::new(held.meta.size, held.meta.chunk).unwrap();
     Object::new(held, Supply::Server(client), known, presence, false)
 }

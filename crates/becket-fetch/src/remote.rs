@@ -75,7 +75,8 @@ pub struct Remote {
 /// The URL, the server's answer or the store cannot be used.
 pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let store = if options.no_store { Store::temporary()? } else { Store::open(options.store.as_deref())? };
-    let mut client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
+    let mut client =
+        Client::new(&place.url, &Access::of_user(&place.url)?, options.patience, options.patience)?;
     client.waiting = options.waiting.clone();
     let mut head = Vec::new();
     let len = if store.has_start(&place.url) { 1 } else { FIRST };

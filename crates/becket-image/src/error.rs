@@ -464,18 +464,28 @@ impl Error {
                 "URIs are nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH; \
                  a path inside the image follows #"
             }
-            Error::Link { source: DialError::Io(error), .. } => match error.kind() {
+            Error::Link { path, source: DialError::Io(error) } => match error.kind() {
                 io::ErrorKind::ConnectionRefused => {
                     "nothing listens there: is the server running, and is it that port?"
                 }
                 io::ErrorKind::NotFound => "no server has made that socket: is it running?",
                 io::ErrorKind::ReadOnlyFilesystem => return None,
+                io::ErrorKind::TimedOut if is_socket(path) => {
+                    "is the server at that socket stopped, or busy? --origin-timeout waits longer"
+                }
+                _ if is_socket(path) => "check the server at that socket",
                 _ => "check the name of the host and the network",
             },
             Error::Link { .. } | Error::Io { .. } => return None,
         };
         Some(hint.to_owned())
     }
+}
+
+/// Whether a URI names a socket of this host.
+fn is_socket(uri: &Path) -> bool {
+    let uri = uri.as_os_str().as_bytes();
+    uri.starts_with(b"nbd+unix:") || uri.starts_with(b"nbds+unix:")
 }
 
 /// What lifts the limits of [`crate::Budget`].

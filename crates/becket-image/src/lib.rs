@@ -46,7 +46,7 @@ pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Claimed, claim, locate, look, look_filled, open, open_partly, open_to_serve};
+pub use open::{Claimed, claim, locate, look, look_by, open, open_partly, open_to_serve};
 pub use opened::{Location, Opened};
 pub use options::{OpenOptions, Tail};
 pub use partition::Partition;

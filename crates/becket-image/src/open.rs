@@ -152,26 +152,26 @@ impl AsFd for Claimed {
 /// # Errors
 /// As [`open()`].
 pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf], budget: &Budget) -> Result<Walk, Error> {
-    look_filled(path, format, backing_dirs, budget, &Fillers::default())
+    let backing_dirs = backing_dirs.to_vec();
+    look_within(path, &OpenOptions { format, backing_dirs, ..OpenOptions::default() }, budget)
 }
 
-/// The same where files may be filled while they are read.
+/// The same by all that options say of it.
 ///
 /// # Errors
 /// As [`open()`].
-pub fn look_filled(
-    path: &Path,
-    format: Format,
-    backing_dirs: &[PathBuf],
-    budget: &Budget,
-    fillers: &Fillers,
-) -> Result<Walk, Error> {
+pub fn look_by(path: &Path, options: &OpenOptions) -> Result<Walk, Error> {
+    look_within(path, options, &options.budget())
+}
+
+fn look_within(path: &Path, options: &OpenOptions, budget: &Budget) -> Result<Walk, Error> {
+    let OpenOptions { format, backing_dirs, fillers, patience, .. } = options;
     if remote::is_remote(path) {
-        return remote::look(path, format, budget);
+        return remote::look(path, *format, *patience, budget);
     }
     let Split { host, inside } = split(path);
     let target = Target { host: &host, found: &resolve_image(&host)?, inside: &inside, budget, fillers };
-    look_inside(&target, format, backing_dirs)
+    look_inside(&target, *format, backing_dirs)
 }
 
 /// What to open, and what parsing it may cost.

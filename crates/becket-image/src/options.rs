@@ -2,6 +2,7 @@
 //! It never looks at one.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::{Budget, DirectIo, Fillers, Format};
 
@@ -40,6 +41,9 @@ pub struct OpenOptions {
     pub rehearsal: bool,
     /// What brings the bytes of files that are filled while they are read.
     pub fillers: Fillers,
+    /// How long a server may not answer that has an image which is opened by its URI; a time of becket's own
+    /// if it is not given.
+    pub patience: Option<Duration>,
 }
 
 /// What becomes of the bytes at the end of an image that fill no block.

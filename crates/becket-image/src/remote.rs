@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::cow::{self, Base};
 use crate::geometry::{self, Geometry};
@@ -62,12 +63,12 @@ pub fn holds(path: &Path, image: &Opened) -> bool {
 }
 
 /// Connects to an export to write `len` bytes to it, as they are stored there. An image of Ceph is made where
-/// it does not exist.
+/// it does not exist. `patience`: see [`OpenOptions::patience`].
 ///
 /// # Errors
 /// The URI names a path inside an image, or the server cannot be reached, or does not let the image be
 /// written.
-pub fn open_to_write(path: &Path, len: u64) -> Result<LinkWriter, Error> {
+pub fn open_to_write(path: &Path, len: u64, patience: Option<Duration>) -> Result<LinkWriter, Error> {
     let (uri, inside) = split(path);
     if !inside.is_empty() {
         let kind = std::io::ErrorKind::ReadOnlyFilesystem;
@@ -75,14 +76,20 @@ pub fn open_to_write(path: &Path, len: u64) -> Result<LinkWriter, Error> {
         return Err(Error::Link { path: path.to_owned(), source: DialError::Io(why) });
     }
     let endpoint = endpoint(&uri)?;
-    LinkWriter::connect(&endpoint, len).map_err(|source| Error::Link { path: uri, source })
+    LinkWriter::connect(&endpoint, len, patience).map_err(|source| Error::Link { path: uri, source })
 }
 
 /// `to_serve`: see [`LinkSource::open`].
-fn connect(uri: &Path, read_only: bool, to_serve: bool, budget: &Budget) -> Result<Remote, Error> {
+fn connect(
+    uri: &Path,
+    read_only: bool,
+    to_serve: bool,
+    patience: Option<Duration>,
+    budget: &Budget,
+) -> Result<Remote, Error> {
     let endpoint = endpoint(uri)?;
     let refused = |source| Error::Link { path: uri.to_owned(), source };
-    let source = LinkSource::open(&endpoint, read_only, to_serve).map_err(refused)?;
+    let source = LinkSource::open(&endpoint, read_only, to_serve, patience).map_err(refused)?;
     let (agreed, uri) = (*source.agreed(), PathBuf::from(endpoint.to_string()));
     if agreed.size == 0 {
         return Err(Error::Empty { path: uri });
@@ -126,9 +133,14 @@ fn disk_in(image: &Image, uri: &Path, format: Format) -> Result<(Image, Option<S
 }
 
 /// See `open::look`.
-pub(crate) fn look(path: &Path, format: Format, budget: &Budget) -> Result<Walk, Error> {
+pub(crate) fn look(
+    path: &Path,
+    format: Format,
+    patience: Option<Duration>,
+    budget: &Budget,
+) -> Result<Walk, Error> {
     let (uri, inside) = split(path);
-    let remote = connect(&uri, true, false, budget)?;
+    let remote = connect(&uri, true, false, patience, budget)?;
     walk(&remote, &inside, format)
 }
 
@@ -158,7 +170,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
     }
     let budget = options.budget();
     let asked_read_only = options.read_only || options.cow.is_some();
-    let mut remote = connect(&uri, asked_read_only, to_serve, &budget)?;
+    let mut remote = connect(&uri, asked_read_only, to_serve, options.patience, &budget)?;
     let mut warnings = std::mem::take(&mut remote.warnings);
     let walked = walk(&remote, &inside, options.format)?;
     let level = walked.last()?;

@@ -251,6 +251,34 @@ fn fuse_requests_fail_when_the_user_says_so() {
     place.ok(["detach", "--all"]);
 }
 
+/// Its kernel takes connections, and nobody answers.
+#[test]
+fn fuse_requests_fail_in_time_though_the_server_takes_them() {
+    let name = "http_device::fuse_requests_fail_in_time_though_the_server_takes_them";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let origin = Origin::start(bytes.clone());
+    let disk = open(&attach(&place, &[&origin.url("/d.img"), "--origin-timeout", "3s"]));
+    for (late, block) in [(false, 2000), (true, 3500)] {
+        origin.trick(move |_, reply| match late {
+            true => Reply { late: Some(Duration::from_secs(60)), ..reply },
+            false => Reply { drip: Some(Duration::from_millis(300)), ..reply },
+        });
+        let began = Instant::now();
+        assert_eq!(read(&disk, block).map(drop).unwrap_err().raw_os_error(), Some(5));
+        let took = began.elapsed();
+        assert!((Duration::from_millis(2500)..Duration::from_secs(9)).contains(&took), "{took:?}");
+        origin.honest();
+        let again = || read(&disk, block).is_ok_and(|found| found.0 == block_of(&bytes, block));
+        assert!(wait_until(Duration::from_secs(20), again), "it is there again");
+    }
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
 #[test]
 fn fuse_an_object_that_was_replaced_is_never_mixed() {
     let name = "http_device::fuse_an_object_that_was_replaced_is_never_mixed";

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use becket_testkit::{
@@ -110,6 +110,38 @@ fn a_refusal_says_what_the_server_did() {
     drop(origin);
     refused(&["ls", "--origin-timeout", "1", &url], "no answer");
     refused(&["ls", "--origin-timeout", "4", &url], "it is tried again");
+}
+
+#[test]
+fn a_server_that_is_silent_or_drips_is_given_up_by_the_users_time() {
+    let name = "http_source::a_server_that_is_silent_or_drips_is_given_up_by_the_users_time";
+    if !require_plain_machine(name, &[]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(vec![7; 8 << 20]);
+    let url = origin.url("/d.img");
+    let target = place.path("copy");
+    let given_up = |words: &[&str], sentence: &str| {
+        let began = Instant::now();
+        let ran = run(&place, words);
+        assert!(ran.code != 0 && ran.err.contains(sentence), "{words:?}: {ran:?}");
+        assert!(began.elapsed() < Duration::from_secs(8), "{words:?}: {:?}", began.elapsed());
+    };
+    for begins in [0, 2] {
+        let _ = run(&place, &["store", "drop", "--all"]);
+        // From the first answer on, or while the image is copied.
+        let until = origin.log().len() + begins;
+        origin.trick(move |request, reply| match usize::try_from(request.number).unwrap() >= until {
+            true => Reply { late: Some(Duration::from_secs(30)), ..reply },
+            false => reply,
+        });
+        given_up(&["copy", "--force", "--origin-timeout", "2s", &url, target.to_str().unwrap()], "no answer");
+    }
+    given_up(&["inspect", "--origin-timeout", "2s", &url], "no answer");
+    origin.trick(|_, reply| Reply { drip: Some(Duration::from_millis(200)), ..reply });
+    let _ = run(&place, &["store", "drop", "--all"]);
+    given_up(&["inspect", "--origin-timeout", "2s", &url], "a few bytes at a time");
 }
 
 #[test]

@@ -4,7 +4,13 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::FileExt as _,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use becket_testkit::{
     Scratch, require_fuse, require_plain_machine, require_root, require_tools, tool, wait_until,
@@ -415,6 +421,33 @@ fn fuse_a_server_that_says_nothing_is_away() {
     disk.read_exact_at(&mut block.0, 1 << 20).unwrap();
     drop(disk);
     place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn a_command_gives_a_silent_server_up_by_the_users_time() {
+    let name = "nbd_source::a_command_gives_a_silent_server_up_by_the_users_time";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let server = Server::nbdkit(&image, &[]);
+    server.signal("STOP");
+    let (uri, copy) = (server.uri(""), place.path("copy"));
+    let (image, copy) = (image.to_str().unwrap(), copy.to_str().unwrap());
+    for words in [
+        &["inspect", &uri][..],
+        &["copy", &uri, copy],
+        &["copy", "--force", image, &uri],
+        &["attach", "--via", "fuse", &uri],
+    ] {
+        let began = Instant::now();
+        let ran = place.run([words, &["--origin-timeout", "2s"]].concat());
+        assert!(ran.code == 1 && ran.err.contains("does not answer"), "{words:?}: {ran:?}");
+        assert!(ran.err.contains("at that socket"), "{words:?}: {ran:?}");
+        assert!(began.elapsed() < Duration::from_secs(8), "{words:?}: {:?}", began.elapsed());
+    }
+    server.signal("CONT");
 }
 
 /// Without such a time requests wait; but nobody waits for a reader that has died.

@@ -36,6 +36,7 @@ fn open_options() -> OpenOptions {
         format: Format::Auto,
         fillers: becket_image::Fillers::default(),
         rehearsal: false,
+        patience: None,
     }
 }
 

@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use becket_image::Budget;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
 
@@ -17,13 +16,6 @@ pub(crate) struct LimitOptions {
     /// trust
     #[arg(long)]
     pub(crate) no_limits: bool,
-}
-
-impl LimitOptions {
-    /// What the parsing of an image may cost.
-    pub(crate) fn budget(&self) -> Budget {
-        if self.no_limits { Budget::unlimited() } else { Budget::default() }
-    }
 }
 
 /// Where the bytes of images on web servers are kept.

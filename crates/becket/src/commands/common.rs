@@ -52,6 +52,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
             drop_bitmaps: asked.image.drop_bitmaps,
             cow: asked.image.cow.clone(),
             no_limits: asked.image.limits.no_limits,
+            patience: asked.image.store.objects.origin_timeout,
             ..OpenOptions::default()
         },
         spec: Spec {
@@ -129,8 +130,15 @@ pub(super) fn look_at(
     asked: &LookOptions,
     format: Format,
 ) -> Result<Walk, becket_image::Error> {
-    let budget = asked.limits.budget();
-    becket_image::look_filled(&local.path, format, &asked.backing_dirs, &budget, &local.fillers)
+    let options = OpenOptions {
+        format,
+        backing_dirs: asked.backing_dirs.clone(),
+        no_limits: asked.limits.no_limits,
+        fillers: local.fillers.clone(),
+        patience: asked.store.objects.origin_timeout,
+        ..OpenOptions::default()
+    };
+    becket_image::look_by(&local.path, &options)
 }
 
 /// An error of becket-image, reported as the failure to `verb` (like `list`) the image at `path`.

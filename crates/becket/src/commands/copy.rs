@@ -97,6 +97,7 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
         format: args.options.format,
         backing_dirs: args.options.backing_dirs.clone(),
         no_limits: args.options.limits.no_limits,
+        patience: args.options.store.objects.origin_timeout,
         ..OpenOptions::default()
     };
     let opened = becket_image::open_partly(&local.path, &options).map_err(failed)?;

@@ -200,7 +200,7 @@ fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Fa
     if becket_image::holds(&path, source) {
         return Err(refused("in_use", "it holds what is copied"));
     }
-    let export = becket_image::open_to_write(&path, len);
+    let export = becket_image::open_to_write(&path, len, args.options.store.objects.origin_timeout);
     let export = export.map_err(|error| common::image_failure("write", &path, error))?;
     if !args.force && !export.is_new() {
         return Err(refused("exists", "it exists").hint("--force replaces its bytes"));

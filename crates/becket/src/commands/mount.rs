@@ -106,10 +106,12 @@ fn pick(info: &DeviceInfo, args: &args::Mount, local: &Local<'_>) -> Result<Path
 /// whole.
 fn is_hybrid(args: &args::Mount, local: &Local<'_>) -> bool {
     let device = &args.device;
-    let budget = device.image.limits.budget();
     let walk = || {
-        let dirs = &device.image.backing_dirs;
-        becket_image::look_filled(&local.path, device.image.format, dirs, &budget, &local.fillers)
+        let open = common::options(device).open;
+        becket_image::look_by(
+            &local.path,
+            &becket_image::OpenOptions { fillers: local.fillers.clone(), ..open },
+        )
     };
     device.image.offset == 0 && device.image.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())
 }

@@ -4,7 +4,7 @@
 use std::io::{self, IoSlice, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use becket_uapi::nbd::{self, Reply, Request, u32_at, u64_at};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -17,10 +17,13 @@ const LONGEST_STATUS: u64 = 1 << 20;
 /// Longest message of an error.
 const LONGEST_ERROR: u64 = 4 << 10;
 
+/// A server that brings less than this, in bytes, while it is waited for brings nothing: it may not drip.
+const PROGRESS: usize = 16 << 10;
+
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
-    stream: UnixStream,
+    stream: Steady,
     agreed: Agreed,
     cookie: u64,
     /// Another process goes on with it.
@@ -64,9 +67,60 @@ enum Chunk {
     Of { kind: u16, len: u64, last: bool },
 }
 
+/// A socket whose other end has to go on at some pace.
+#[derive(Debug)]
+struct Steady {
+    stream: UnixStream,
+    patience: Option<Duration>,
+    /// Since when it is waited for.
+    since: Instant,
+    /// How much went through since then.
+    came: usize,
+}
+
+impl Steady {
+    /// A request begins.
+    fn begin(&mut self) {
+        (self.since, self.came) = (Instant::now(), 0);
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let drips = self.patience.is_some_and(|patience| self.since.elapsed() > patience);
+        if drips { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    }
+
+    fn moved(&mut self, count: usize) -> usize {
+        self.came += count;
+        if self.came >= PROGRESS {
+            self.begin();
+        }
+        count
+    }
+
+    fn send_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.check()?;
+            match send(&self.stream, bytes, SendFlags::empty()) {
+                Ok(done) => bytes = bytes.get(self.moved(done)..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Read for Steady {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.check()?;
+        let count = self.stream.read(buf)?;
+        Ok(self.moved(count))
+    }
+}
+
 impl Connection {
-    /// Over a connected socket, with which that was agreed on. A request that is not answered in that time
-    /// fails.
+    /// Over a connected socket, with which that was agreed on. A request fails while which the server is
+    /// silent for that time, or drips.
     ///
     /// # Errors
     /// The socket takes no deadlines.
@@ -74,14 +128,15 @@ impl Connection {
         let stream = UnixStream::from(socket);
         stream.set_read_timeout(patience)?;
         stream.set_write_timeout(patience)?;
+        let stream = Steady { stream, patience, since: Instant::now(), came: 0 };
         Ok(Connection { stream, agreed, cookie: 0, passed_on: false })
     }
 
     /// The socket, as it was before. Every answer was waited for.
     pub(super) fn into_socket(mut self) -> io::Result<OwnedFd> {
-        self.stream.set_read_timeout(None)?;
-        self.stream.set_write_timeout(None)?;
-        let socket = self.stream.try_clone()?;
+        let socket = self.stream.stream.try_clone()?;
+        socket.set_read_timeout(None)?;
+        socket.set_write_timeout(None)?;
         self.passed_on = true;
         Ok(socket.into())
     }
@@ -183,7 +238,7 @@ impl Connection {
     /// Writes bytes; see [`Connection::read`].
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Failure> {
         self.ask(nbd::CMD_WRITE, 0, offset, bytes.len() as u64)?;
-        send_all(&self.stream, bytes)?;
+        self.stream.send_all(bytes)?;
         self.done()
     }
 
@@ -218,7 +273,8 @@ impl Connection {
         let request = Request { flags, command, cookie: self.cookie, offset, len };
         let mut bytes = [0; Request::SIZE];
         request.write(&mut bytes, false).ok_or_else(|| lie("a request is too long"))?;
-        Ok(send_all(&self.stream, &bytes)?)
+        self.stream.begin();
+        Ok(self.stream.send_all(&bytes)?)
     }
 
     /// The next header of the answer.
@@ -264,17 +320,6 @@ fn send(stream: &UnixStream, bytes: &[u8], flags: SendFlags) -> io::Result<usize
     Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut SendAncillaryBuffer::default(), flags)?)
 }
 
-fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match send(stream, bytes, SendFlags::empty()) {
-            Ok(done) => bytes = bytes.get(done..).unwrap_or_default(),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 /// A range of a buffer of `all` bytes.
 fn range_of(at: u64, len: u64, all: u64) -> Option<std::ops::Range<usize>> {
     let end = at.checked_add(len).filter(|end| *end <= all)?;
@@ -297,7 +342,7 @@ impl Drop for Connection {
         let mut bytes = [0; Request::SIZE];
         let request = Request { command: nbd::CMD_DISC, ..Request::default() };
         if !self.passed_on && request.write(&mut bytes, false).is_some() {
-            let _ = send(&self.stream, &bytes, SendFlags::DONTWAIT);
+            let _ = send(&self.stream.stream, &bytes, SendFlags::DONTWAIT);
         }
     }
 }
@@ -315,6 +360,31 @@ mod tests {
         let chunk = chunk.to_vec();
         std::thread::spawn(move || while theirs.write_all(&chunk).is_ok() {});
         Connection::new(ours.into(), agreed, Some(Duration::from_secs(10))).unwrap()
+    }
+
+    #[test]
+    fn a_server_that_drips_is_given_up() {
+        let patience = Duration::from_millis(200);
+        for reads in [true, false] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            std::thread::spawn(move || {
+                let mut theirs = theirs;
+                let mut drop = || if reads { theirs.write_all(&[0]) } else { theirs.read_exact(&mut [0]) };
+                while drop().is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let mut connection = Connection::new(ours.into(), Agreed::default(), Some(patience)).unwrap();
+            connection.stream.begin();
+            let began = Instant::now();
+            let failed = match reads {
+                true => connection.stream.read_exact(&mut vec![0; 4096]),
+                false => connection.stream.send_all(&vec![0; 64 << 20]),
+            };
+            let failed = failed.unwrap_err();
+            assert_eq!(failed.kind(), io::ErrorKind::WouldBlock, "{failed:?}");
+            assert!(began.elapsed() < 5 * patience, "{:?}", began.elapsed());
+        }
     }
 
     fn chunk(kind: u16, payload: &[u8]) -> Vec<u8> {

@@ -30,6 +30,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use becket_uapi::nbd;
 use serde::{Deserialize, Serialize};
@@ -126,7 +127,8 @@ pub struct LinkSource {
 
 impl LinkSource {
     /// Connects to an export. `to_serve`: a worker is to have it. It is not asked what is allocated then, and
-    /// the worker gets this connection: there are servers that take one client.
+    /// the worker gets this connection: there are servers that take one client. A server that brings no answer
+    /// within `patience` is given up; within 30 s without one.
     ///
     /// # Errors
     /// See [`dial()`].
@@ -134,10 +136,12 @@ impl LinkSource {
         endpoint: &Endpoint,
         read_only: bool,
         to_serve: bool,
+        patience: Option<Duration>,
     ) -> Result<LinkSource, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
         let wanted = Wanted { structured: !to_serve, writes: !read_only, ..Wanted::default() };
-        let reader = LinkReader::connect(endpoint, wanted, trust.as_ref())?;
+        let reader =
+            LinkReader::connect(endpoint, wanted, trust.as_ref(), patience.unwrap_or(pool::PATIENCE))?;
         let agreed = *reader.agreed();
         let writable = !read_only && !agreed.has(nbd::READ_ONLY);
         let identity = identity_of(endpoint.plainly().as_ref());

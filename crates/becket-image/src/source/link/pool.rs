@@ -14,7 +14,7 @@ use super::helper::{self, Reached, Way};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 
-/// How long a server may take for an answer, and for a negotiation.
+/// How long a server may take for an answer, and for a negotiation, if the user does not say it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long it may take for each connection but the first: it may take no more.
 pub(super) const SHORT: Duration = Duration::from_secs(2);
@@ -25,15 +25,16 @@ pub(super) fn first(
     endpoint: &Endpoint,
     wanted: Wanted,
     trust: Option<&Trust>,
+    patience: Duration,
 ) -> Result<(Vec<Connection>, Agreed, bool), DialError> {
     let Reached { sockets, agreed, new } = match &endpoint.server {
-        Server::Rbd(rbd) => helper::connect(rbd, Way::of(wanted), wanted.structured, PATIENCE)?,
+        Server::Rbd(rbd) => helper::connect(rbd, Way::of(wanted), wanted.structured, patience)?,
         _ => {
-            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
+            let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, patience)?;
             Reached { sockets: vec![socket], agreed, new: false }
         }
     };
-    let connections = sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(PATIENCE)));
+    let connections = sockets.into_iter().map(|socket| Connection::new(socket, agreed, Some(patience)));
     Ok((connections.collect::<io::Result<_>>()?, agreed, new))
 }
 

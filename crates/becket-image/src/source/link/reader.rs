@@ -3,13 +3,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use super::channel;
 use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
-use super::pool::{self, PATIENCE, Pool, SHORT};
+use super::pool::{self, Pool, SHORT};
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 use crate::{Reach, ReadAt};
@@ -22,8 +23,8 @@ const ATTEMPTS: u32 = 3;
 /// Where connections come from.
 #[derive(Debug)]
 pub(super) enum From {
-    /// It makes them itself.
-    Server(Endpoint, Option<Trust>),
+    /// It makes them itself, to a server that may take that long for an answer.
+    Server(Endpoint, Option<Trust>, Duration),
     /// Another process makes them: see [`channel`].
     Channel(OwnedFd),
 }
@@ -42,10 +43,12 @@ impl LinkReader {
         endpoint: &Endpoint,
         wanted: Wanted,
         trust: Option<&Trust>,
+        patience: Duration,
     ) -> Result<LinkReader, DialError> {
-        let (first, agreed, _) = pool::first(endpoint, wanted, trust)?;
+        let (first, agreed, _) = pool::first(endpoint, wanted, trust, patience)?;
         let connections = Pool::of(first, pool::most(endpoint, &agreed));
-        Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connections })
+        let from = From::Server(endpoint.clone(), trust.cloned(), patience);
+        Ok(LinkReader { from, agreed, connections })
     }
 
     /// One that asks another process for its connections, the first of them when it is used.
@@ -62,7 +65,7 @@ impl LinkReader {
     pub(super) fn let_go(&self) -> Option<OwnedFd> {
         let connection = self.connections.let_go()?;
         match &self.from {
-            From::Server(Endpoint { server: Server::Tcp { .. } | Server::Unix(_), tls: None, .. }, _)
+            From::Server(Endpoint { server: Server::Tcp { .. } | Server::Unix(_), tls: None, .. }, ..)
                 if !self.agreed.structured =>
             {
                 connection.into_socket().ok()
@@ -74,10 +77,10 @@ impl LinkReader {
     /// Makes another connection; `only`: there is none.
     fn again(&self, only: bool) -> io::Result<Connection> {
         match &self.from {
-            From::Server(endpoint, trust) => {
+            From::Server(endpoint, trust, patience) => {
                 let wanted = Wanted { structured: self.agreed.structured, ..Wanted::default() };
-                let patience = if only { PATIENCE } else { SHORT };
-                let dialed = dial(endpoint, wanted, trust.as_ref(), patience);
+                let within = if only { *patience } else { SHORT.min(*patience) };
+                let dialed = dial(endpoint, wanted, trust.as_ref(), within);
                 let Dialed { socket, agreed, .. } = dialed.map_err(|error| match error {
                     DialError::Io(error) => error,
                     error => io::Error::other(error),
@@ -85,7 +88,7 @@ impl LinkReader {
                 if agreed != self.agreed {
                     return Err(io::Error::other("the export has become another meanwhile"));
                 }
-                Connection::new(socket, agreed, Some(PATIENCE))
+                Connection::new(socket, agreed, Some(*patience))
             }
             From::Channel(channel) => {
                 let socket = channel::ask(channel, false, None)?.socket;

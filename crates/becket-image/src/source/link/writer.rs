@@ -2,6 +2,7 @@
 //! It never connects again: what was written and not flushed may have gone with the connection that broke.
 
 use std::io;
+use std::time::Duration;
 
 use becket_uapi::nbd;
 
@@ -27,15 +28,21 @@ pub struct LinkWriter {
 }
 
 impl LinkWriter {
-    /// Connects to an export, to write `len` bytes to it. An image of Ceph that does not exist is made; it
+    /// Connects to an export, to write `len` bytes to it, and gives the server up that brings no answer within
+    /// `patience`; 30 s without one. An image of Ceph that does not exist is made; it
     /// has its name once [`LinkWriter::finish`] has succeeded.
     ///
     /// # Errors
     /// See [`dial()`]; `ReadOnlyFilesystem` where the server exports it read-only.
-    pub fn connect(endpoint: &Endpoint, len: u64) -> Result<LinkWriter, DialError> {
+    pub fn connect(
+        endpoint: &Endpoint,
+        len: u64,
+        patience: Option<Duration>,
+    ) -> Result<LinkWriter, DialError> {
+        let patience = patience.unwrap_or(PATIENCE);
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
         let wanted = Wanted { writes: true, copies: Some(len), ..Wanted::default() };
-        let (mut connections, agreed, new) = pool::first(endpoint, wanted, trust.as_ref())?;
+        let (mut connections, agreed, new) = pool::first(endpoint, wanted, trust.as_ref(), patience)?;
         if agreed.has(nbd::READ_ONLY) {
             let why = match &endpoint.server {
                 Server::Rbd(rbd) if rbd.snapshot.is_some() => "a snapshot is only read",
@@ -45,9 +52,9 @@ impl LinkWriter {
         }
         // A flush over one covers the writes of all.
         while connections.len() < pool::most(endpoint, &agreed) {
-            match dial(endpoint, wanted, trust.as_ref(), SHORT) {
+            match dial(endpoint, wanted, trust.as_ref(), SHORT.min(patience)) {
                 Ok(Dialed { socket, agreed: other, .. }) if other == agreed => {
-                    connections.push(Connection::new(socket, agreed, Some(PATIENCE))?);
+                    connections.push(Connection::new(socket, agreed, Some(patience))?);
                 }
                 _ => break,
             }

@@ -331,6 +331,36 @@ fn what_cannot_be_is_an_error_of_that_request_alone() {
     }
 }
 
+/// There are clients that take no answer before they have sent all of a request.
+#[test]
+fn what_is_refused_is_answered_after_its_payload() {
+    let bench = Bench::new(false);
+    for agreed in [SIMPLE, STRUCTURED, EXTENDED] {
+        let len = 300_000;
+        let (mut client, end) = bench.connect(agreed, &[]);
+        let (cookie, head) = client.request(uapi::CMD_WRITE, 0, SIZE as u64, len, &[]);
+        client.socket.write_all(&head).unwrap();
+        client.socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let early = client.socket.read(&mut [0; 64]);
+        assert_eq!(early.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        client.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.socket.write_all(&vec![1; len as usize]).unwrap();
+        assert_eq!(client.replies(1)[&cookie].error, libc::ENOSPC as u32);
+        // As many as there are tags, and more.
+        let refused: Vec<_> = (0..3 * DEPTH)
+            .flat_map(|_| client.request(uapi::CMD_WRITE, 0, SIZE as u64, 999, &[1; 999]).1)
+            .collect();
+        client.socket.write_all(&refused).unwrap();
+        let known = client.replies(usize::from(3 * DEPTH));
+        assert!(known.values().all(|outcome| outcome.error == libc::ENOSPC as u32));
+        assert_eq!(client.one(uapi::CMD_READ, 0, 0, 512, &[]).error, 0);
+        // It ends in the middle of one.
+        client.socket.write_all(&head).unwrap();
+        drop(client);
+        assert!(end.recv_timeout(PATIENCE).unwrap().is_none());
+    }
+}
+
 #[test]
 fn holes_are_reported_as_such_and_data_never() {
     let bench = Bench::new(false);

@@ -78,8 +78,9 @@ enum Inward {
     Data { asked: u16 },
     /// The rest of a piece is being received into its tag.
     Receiving,
-    /// Bytes of a request that was refused are passed over.
-    Drain(u64),
+    /// Bytes of a request that was refused are passed over; then its tag answers it. There are clients that
+    /// take no answer before they have sent all of a request.
+    Drain { asked: u16, tag: u16, left: u64 },
     /// Nothing more: the client has said so, or its connection has ended.
     Nothing,
 }
@@ -170,14 +171,17 @@ impl NbdPort {
             let there = self.to - self.from;
             match self.inward {
                 Inward::Nothing | Inward::Receiving => return Ok(()),
-                Inward::Drain(left) => {
+                Inward::Drain { asked, tag, left } => {
                     let some = there.min(usize::try_from(left).unwrap_or(usize::MAX));
                     self.from += some;
                     let left = left - some as u64;
-                    self.inward = if left == 0 { Inward::Head } else { Inward::Drain(left) };
+                    self.inward = Inward::Drain { asked, tag, left };
                     if left > 0 {
                         return Ok(());
                     }
+                    self.inward = Inward::Head;
+                    let error = self.asked(asked).and_then(|asked| asked.error).unwrap_or(Errno::INVAL);
+                    self.answer(io, tag, asked, Err(error))?;
                 }
                 Inward::Head => {
                     let size = uapi::Request::size(self.style.extended);
@@ -240,12 +244,13 @@ impl NbdPort {
         };
         self.asked[usize::from(index)] = Some(asked);
         if let Err(errno) = kind {
-            if follow > 0 {
-                self.inward = Inward::Drain(follow);
-            }
             let tag = self.free.pop().ok_or(Errno::IO)?;
             // Not of a long read, between whose pieces nothing else may be sent.
             self.pieces[usize::from(tag)] = Piece { asked: index, offset, len: 0 };
+            if follow > 0 {
+                self.inward = Inward::Drain { asked: index, tag, left: follow };
+                return Ok(());
+            }
             return self.answer(io, tag, index, Err(errno));
         }
         match asked.kind {
@@ -508,9 +513,14 @@ impl NbdPort {
 
     /// Receives more, if what is there does not suffice.
     fn receive(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
-        let waits = matches!(self.inward, Inward::Head | Inward::Drain(_) | Inward::Data { .. });
+        // What is passed over has its tag.
+        let waits = match self.inward {
+            Inward::Head | Inward::Data { .. } => !self.free.is_empty(),
+            Inward::Drain { .. } => true,
+            Inward::Receiving | Inward::Nothing => false,
+        };
         let leaves = self.leaving && self.inward == Inward::Head;
-        if self.staging || !waits || leaves || self.free.is_empty() {
+        if self.staging || !waits || leaves {
             return Ok(());
         }
         if self.from > 0 {
@@ -602,7 +612,9 @@ impl Port for NbdPort {
             self.staging = false;
             match usize::try_from(result) {
                 // In the middle of a write nothing can be made of it.
-                Ok(0) if matches!(self.inward, Inward::Data { .. }) => self.broken = true,
+                Ok(0) if matches!(self.inward, Inward::Data { .. } | Inward::Drain { .. }) => {
+                    self.broken = true;
+                }
                 Ok(0) => self.inward = Inward::Nothing,
                 Ok(len) => self.to += len,
                 Err(_) if self.leaving && result == -libc::ECANCELED => {}

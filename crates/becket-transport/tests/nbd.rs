@@ -23,11 +23,13 @@ const SIZE: usize = 4 << 20;
 const DEPTH: u16 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const SIMPLE: Agreed =
-    Agreed { export: String::new(), structured: false, extended: false, allocation: false };
-const STRUCTURED: Agreed =
-    Agreed { export: String::new(), structured: true, extended: false, allocation: true };
-const EXTENDED: Agreed = Agreed { export: String::new(), structured: true, extended: true, allocation: true };
+const SIMPLE: Agreed = agreed(false, false);
+const STRUCTURED: Agreed = agreed(true, false);
+const EXTENDED: Agreed = agreed(true, true);
+
+const fn agreed(structured: bool, extended: bool) -> Agreed {
+    Agreed { export: String::new(), structured, extended, allocation: structured, smallest: 1 }
+}
 
 /// An image, and who exports it.
 struct Bench {
@@ -329,6 +331,24 @@ fn what_cannot_be_is_an_error_of_that_request_alone() {
         let data: &[u8] = if command == uapi::CMD_WRITE { &[1; 512] } else { &[] };
         assert_eq!(client.one(command, 0, 0, 512, data).error, libc::EPERM as u32);
     }
+}
+
+#[test]
+fn requests_are_multiples_of_what_was_agreed_on() {
+    let bench = Bench::new(false);
+    let (mut client, _end) = bench.connect(Agreed { smallest: 4096, ..STRUCTURED }, &[]);
+    for (offset, len, error) in
+        [(0, 4096, 0), (8192, 8192, 0), (512, 4096, libc::EINVAL), (4096, 512, libc::EINVAL)]
+    {
+        for command in
+            [uapi::CMD_READ, uapi::CMD_WRITE, uapi::CMD_TRIM, uapi::CMD_WRITE_ZEROES, uapi::CMD_CACHE]
+        {
+            let bytes = vec![0; if command == uapi::CMD_WRITE { len as usize } else { 0 }];
+            let outcome = client.one(command, 0, offset, len, &bytes);
+            assert_eq!(outcome.error, error as u32, "{command} {offset} {len}");
+        }
+    }
+    assert_eq!(client.one(uapi::CMD_FLUSH, 0, 0, 0, &[]).error, 0);
 }
 
 /// There are clients that take no answer before they have sent all of a request.

@@ -153,6 +153,26 @@ fn a_socket_that_listens_already_is_used_and_stays() {
 }
 
 #[test]
+fn clients_are_shown_the_block_size_that_was_asked_for_and_held_to_it() {
+    const NAME: &str = "clients_are_shown_the_block_size_that_was_asked_for_and_held_to_it";
+    if !require_tools(NAME, &["nbdinfo", "qemu-io"]) {
+        return;
+    }
+    for (words, smallest) in [(&[][..], 1), (&["--block-size", "4096"][..], 4096)] {
+        let place = scratch();
+        let (image, socket) = (place.path("disk.img"), place.path("s.sock"));
+        image::random(&image, SIZE, 7);
+        export(&place, &image, &socket, words);
+        let uri = text(&device(&place), "device").to_owned();
+        let said: Value =
+            serde_json::from_str(&tool(Command::new("nbdinfo").args(["--json", &uri]))).unwrap();
+        assert_eq!(said["exports"][0]["block_size_minimum"], smallest, "{said}");
+        // QEMU widens requests to the size that it is shown.
+        tool(Command::new("qemu-io").args(["-f", "raw", "-c", "read 512 512", "-c", "write 512 512", &uri]));
+    }
+}
+
+#[test]
 fn foreign_clients_read_and_write_what_is_in_the_image() {
     const NAME: &str = "foreign_clients_read_and_write_what_is_in_the_image";
     if !require_tools(NAME, &["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"]) {

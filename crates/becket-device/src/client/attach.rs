@@ -71,7 +71,8 @@ fn export_with(
     leased: bool,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     let mut options = AttachOptions { isolate: true, partitions: Partitions::Off, ..options.clone() };
-    options.spec.export = Some(Export { name: name.to_owned(), ..doorway.export.clone() });
+    let (name, smallest) = (name.to_owned(), options.open.block_size);
+    options.spec.export = Some(Export { name, smallest, ..doorway.export.clone() });
     options.spec.queues = options.spec.queues.or(doorway.queues());
     attach_with(image, &options, leased, Some(doorway))
 }

@@ -27,6 +27,9 @@ pub struct Export {
     pub allow: Vec<String>,
     /// The file of the unix socket, which is removed with the last export at it.
     pub socket: Option<SocketFile>,
+    /// What requests of clients must be multiples of, in bytes, where the user has said so.
+    #[serde(default)]
+    pub smallest: Option<u32>,
 }
 
 /// A unix socket's file, and how it is known again.
@@ -100,7 +103,7 @@ pub(crate) struct Shown {
     /// Bytes.
     pub(crate) size: u64,
     pub(crate) read_only: bool,
-    /// Bytes of a logical block, and of the smallest write that costs no read.
+    /// What requests must be multiples of, in bytes, and the smallest write that costs no read.
     pub(crate) block_size: u32,
     pub(crate) preferred: u32,
     pub(crate) rotational: bool,

@@ -31,6 +31,7 @@ impl Talk {
             read_only: shown.read_only,
             rotational: shown.rotational,
             trims: shown.discards,
+            smallest: shown.block_size,
             preferred: shown.preferred,
         };
         let numbers = shown.iter().map(|shown| shown.number).collect();

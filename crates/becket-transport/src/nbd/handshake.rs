@@ -28,6 +28,8 @@ pub struct Shown {
     pub rotational: bool,
     /// Ranges can be given back.
     pub trims: bool,
+    /// What offsets and lengths of requests must be multiples of, in bytes.
+    pub smallest: u32,
     /// Bytes of a request that is carried out best.
     pub preferred: u32,
 }
@@ -45,6 +47,17 @@ pub struct Agreed {
     pub extended: bool,
     /// The client asks for `base:allocation`.
     pub allocation: bool,
+    /// See [`Shown::smallest`].
+    #[serde(default = "byte", skip_serializing_if = "is_byte")]
+    pub smallest: u32,
+}
+
+fn byte() -> u32 {
+    1
+}
+
+fn is_byte(smallest: &u32) -> bool {
+    *smallest == 1
 }
 
 /// What comes next.
@@ -281,9 +294,10 @@ impl Handshake {
     }
 
     fn agreed(&mut self, at: usize) {
-        let export = self.exports.get(at).map(|export| export.name.clone()).unwrap_or_default();
+        let export = self.exports.get(at);
         let agreed = Agreed {
-            export,
+            export: export.map(|export| export.name.clone()).unwrap_or_default(),
+            smallest: export.map_or(1, |export| export.smallest),
             structured: self.structured,
             extended: self.extended,
             // They are chosen for one export.
@@ -338,7 +352,9 @@ impl Handshake {
             self.reply(option, uapi::REP_INFO, &info(uapi::INFO_NAME, export.name.as_bytes()));
         }
         if wanted.contains(&uapi::INFO_BLOCK_SIZE) {
-            let sizes = [1, export.preferred, LARGEST].map(u32::to_be_bytes).concat();
+            let sizes = [export.smallest, export.preferred.max(export.smallest), LARGEST]
+                .map(u32::to_be_bytes)
+                .concat();
             self.reply(option, uapi::REP_INFO, &info(uapi::INFO_BLOCK_SIZE, &sizes));
         }
         self.reply(option, uapi::REP_ACK, &[]);

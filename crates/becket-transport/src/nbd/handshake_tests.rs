@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 fn shown(name: &str, read_only: bool) -> Shown {
-    Shown { name: name.into(), size: 1 << 30, read_only, rotational: false, trims: true, preferred: 4096 }
+    let (size, rotational, trims) = (1 << 30, false, true);
+    Shown { name: name.into(), size, read_only, rotational, trims, smallest: 1, preferred: 4096 }
 }
 
 fn exports() -> Vec<Shown> {
@@ -65,7 +66,8 @@ fn a_client_chooses_an_export_and_what_follows_is_kept() {
         handshake.hear(&[byte]);
         step = handshake.step();
     }
-    let agreed = Agreed { export: "b".into(), structured: true, extended: true, allocation: true };
+    let agreed =
+        Agreed { export: "b".into(), structured: true, extended: true, allocation: true, smallest: 1 };
     assert_eq!(step, Step::Agreed(1, agreed.clone()));
     let kinds: Vec<u32> = replies(&mut handshake).iter().map(|(_, kind, _)| *kind).collect();
     let wanted =

@@ -187,7 +187,7 @@ impl House for Exports {
                 name: exported.export.name.clone(),
                 size: geometry.size,
                 read_only: geometry.read_only,
-                block_size: geometry.logical_block,
+                block_size: exported.export.smallest.unwrap_or(1),
                 preferred: geometry.physical_block.max(4096),
                 rotational: geometry.rotational,
                 discards: geometry.discard,

@@ -230,6 +230,20 @@ pub enum Error {
         /// The page size.
         largest: u32,
     },
+    /// A server's blocks are larger than those of any device.
+    #[error(
+        "{}: the server takes requests in multiples of {smallest} bytes only, and the blocks of a device have \
+         at most {largest}",
+        shown(path.as_os_str().as_bytes())
+    )]
+    LargeBlocks {
+        /// Its URI.
+        path: PathBuf,
+        /// The server's smallest block in bytes.
+        smallest: u32,
+        /// The page size.
+        largest: u32,
+    },
     /// Another program holds a lock that excludes this use.
     #[error("{}: in use by another program: {clash}", path.display())]
     InUse {
@@ -311,7 +325,7 @@ impl Error {
             | Error::SizeLimit { .. }
             | Error::BlockSize { .. } => ErrorKind::InvalidOption,
             Error::InUse { .. } | Error::UsedByKernel { .. } | Error::Claimed { .. } => ErrorKind::InUse,
-            Error::DirectIo { .. } => ErrorKind::Unsupported,
+            Error::DirectIo { .. } | Error::LargeBlocks { .. } => ErrorKind::Unsupported,
             Error::Link { source: DialError::Refused(Refused::Unknown { .. }), .. } => ErrorKind::NotFound,
             Error::Link { source: DialError::Refused(_), .. } => ErrorKind::Unsupported,
             Error::Link { source: DialError::Tls { .. }, .. } => ErrorKind::Permission,
@@ -440,6 +454,12 @@ impl Error {
                 ));
             }
             Error::DirectIo { .. } => "use --direct-io auto",
+            Error::LargeBlocks { path, .. } => {
+                return Some(format!(
+                    "copy it to a file, and attach that: becket copy {} FILE",
+                    quoted(path)
+                ));
+            }
             Error::Link { path, source: DialError::Refused(Refused::Unknown { .. }) } => {
                 return Some(format!("see what the server exports: nbdinfo --list {}", quoted(path)));
             }

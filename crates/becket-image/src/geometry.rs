@@ -67,7 +67,7 @@ pub(crate) fn choose(
     } else if len < room {
         warnings.push(format!(
             "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}; \
-             with --read-only, ublk and fuse show them"
+             with --read-only they are shown, by ublk, fuse and exports"
         ));
     }
     let partitions = match wanted.partitions {
@@ -78,7 +78,7 @@ pub(crate) fn choose(
 }
 
 /// The largest logical block that a device can have: the page size.
-fn largest_block_size() -> u32 {
+pub(crate) fn largest_block_size() -> u32 {
     u32::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 

@@ -171,6 +171,10 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
     let budget = options.budget();
     let asked_read_only = options.read_only || options.cow.is_some();
     let mut remote = connect(&uri, asked_read_only, to_serve, options.patience, &budget)?;
+    let (smallest, largest) = (remote.natural, geometry::largest_block_size());
+    if to_serve && smallest > largest {
+        return Err(Error::LargeBlocks { path: remote.uri, smallest, largest });
+    }
     let mut warnings = std::mem::take(&mut remote.warnings);
     let walked = walk(&remote, &inside, options.format)?;
     let level = walked.last()?;

@@ -450,6 +450,33 @@ fn a_command_gives_a_silent_server_up_by_the_users_time() {
     server.signal("CONT");
 }
 
+#[test]
+fn blocks_that_no_device_can_have_are_refused_and_copied() {
+    let name = "nbd_source::blocks_that_no_device_can_have_are_refused_and_copied";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let policy = ["blocksize-minimum=8192", "blocksize-preferred=65536", "blocksize-maximum=1M"];
+    let policy = [&policy[..], &["blocksize-error-policy=error"]].concat();
+    let server = Server::nbdkit_by(&image, &["--filter=blocksize-policy"], &policy);
+    let uri = server.uri("");
+    for words in [
+        &["attach", "--via", "fuse", &uri][..],
+        &["export", "--nbd", &format!("unix:{}", place.path("s").display()), &uri],
+    ] {
+        let ran = place.run(words);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        for says in ["multiples of 8192 bytes", "at most 4096", "becket copy"] {
+            assert!(ran.err.contains(says), "{says}: {ran:?}");
+        }
+    }
+    let copy = place.path("copy");
+    place.ok(["copy", &uri, copy.to_str().unwrap()]);
+    assert!(fs::read(&copy).unwrap() == fs::read(&image).unwrap());
+}
+
 /// Without such a time requests wait; but nobody waits for a reader that has died.
 #[test]
 fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {

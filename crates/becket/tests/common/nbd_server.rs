@@ -51,7 +51,8 @@ impl Server {
         Self::nbdkit_by(image, &["--filter", "log"], &[&format!("logfile={}", log.display())])
     }
 
-    fn nbdkit_by(image: &Path, words: &[&str], parameters: &[&str]) -> Self {
+    /// The same, with parameters of filters.
+    pub(crate) fn nbdkit_by(image: &Path, words: &[&str], parameters: &[&str]) -> Self {
         let socket = image.with_extension("nbdkit");
         let mut command = Command::new("nbdkit");
         command.args(["-f", "-U"]).arg(&socket).args(words).arg("file").arg(image).args(parameters);

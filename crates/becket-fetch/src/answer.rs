@@ -14,6 +14,11 @@ pub(crate) fn header<'a, T>(answer: &'a Response<T>, name: &str) -> Option<&'a s
     answer.headers().get(name)?.to_str().ok()
 }
 
+/// Whether a status means that a later request may succeed.
+pub(crate) fn is_busy(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
+}
+
 /// What `Content-Range` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ContentRange {

@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustls::{CertificateError::UnknownIssuer, Error::InvalidCertificate};
 use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, BodyReader, Proxy};
 
 use crate::Error;
 use crate::access::Access;
-use crate::answer::{self, ContentRange, header};
+use crate::answer::{self, ContentRange, header, is_busy};
 use crate::forward;
 use crate::inward::{addresses, is_inward};
 use crate::origin::{Failed, Header, Rights, Short};
@@ -51,6 +52,10 @@ const LEAST: Duration = Duration::from_millis(100);
 
 /// What a proxy wants that got no password, or a wrong one.
 const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
+
+/// What helps where nobody knows who has signed a certificate.
+const AUTHORITY: &str =
+    "if you trust its authority, name the file of that one's certificate by $SSL_CERT_FILE";
 
 /// Takes the bytes of an answer in order.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
@@ -399,10 +404,11 @@ impl Client {
 
     /// What a request that got no answer means.
     fn failed(&self, error: ureq::Error) -> Trouble {
-        let certificate = |error: &(dyn std::error::Error + 'static)| {
-            error.downcast_ref::<rustls::Error>().map(ToString::to_string)
-        };
         let refused = |why| Trouble::Fatal(self.refused(why, None));
+        let tls = |why: &rustls::Error| {
+            let unknown = matches!(why, InvalidCertificate(UnknownIssuer));
+            Trouble::Fatal(self.refused(format!("TLS: {why}"), unknown.then_some(AUTHORITY)))
+        };
         match &error {
             ureq::Error::ConnectProxyFailed(why) if why.contains("responded 407") => {
                 refused(NO_PASSWORD.to_owned())
@@ -410,8 +416,8 @@ impl Client {
             ureq::Error::ConnectProxyFailed(why) if why.contains("responded 4") => {
                 refused(format!("no way to it: the {why}"))
             }
-            ureq::Error::Io(io) => match io.get_ref().and_then(|inner| certificate(inner)) {
-                Some(why) => refused(format!("TLS: {why}")),
+            ureq::Error::Io(io) => match io.get_ref().and_then(|inner| inner.downcast_ref()) {
+                Some(why) => tls(why),
                 None => Trouble::Again(io.to_string(), None),
             },
             ureq::Error::Timeout(_)
@@ -419,7 +425,7 @@ impl Client {
             | ureq::Error::ConnectionFailed
             | ureq::Error::ConnectProxyFailed(_)
             | ureq::Error::BodyStalled => Trouble::Again(error.to_string(), None),
-            ureq::Error::Rustls(why) => refused(format!("TLS: {why}")),
+            ureq::Error::Rustls(why) => tls(why),
             ureq::Error::LargeResponseHeader(..) => {
                 refused(format!("the head of its answer has more than {HEAD_MAX} bytes"))
             }
@@ -483,8 +489,14 @@ impl Client {
             Some(object) => object.clone(),
             None => {
                 let Some(version) = Version::of(&answer) else {
-                    let why = "the server names neither an ETag nor a date, so a change would not be noticed";
-                    return Err(self.refused(why.to_owned(), Some("download the image first")).into());
+                    let names = match header(&answer, "etag") {
+                        Some(_) => {
+                            "no date, and its ETag is none that says which bytes it is of (a weak one)"
+                        }
+                        None => "neither an ETag nor a date",
+                    };
+                    let why = format!("the server names {names}, so a change would not be noticed");
+                    return Err(self.refused(why, Some("download the image first")).into());
                 };
                 Known { version, size }
             }
@@ -525,7 +537,6 @@ impl Client {
         }
     }
 
-    /// The body of an answer, as long as it comes at some pace.
     fn steady<'a>(&self, answer: &'a mut Response<Body>) -> Steady<BodyReader<'a>> {
         Steady::new(answer.body_mut().as_reader(), BODY_WITHIN.min(self.limit))
     }
@@ -580,11 +591,6 @@ impl Waits<'_> {
         self.pause = (self.pause * 2).min(PAUSES.1);
         Ok(())
     }
-}
-
-/// Whether a status means that a later request may succeed.
-fn is_busy(status: u16) -> bool {
-    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

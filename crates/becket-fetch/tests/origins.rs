@@ -191,7 +191,7 @@ fn each_thing_that_a_server_cannot_do_has_its_own_sentence() {
     let cases: [Case; 15] = [
         ("sends the whole object", |_| Reply { status: 200, body: vec![1; 1000], ..Reply::default() }),
         ("neither an ETag nor a date", |reply| reply.without("ETag")),
-        ("neither an ETag nor a date", |reply| reply.with("ETag", "W/\"one\"")),
+        ("its ETag is none that", |reply| reply.with("ETag", "W/\"one\"")),
         ("compresses the object", |reply| reply.with("Content-Encoding", "gzip")),
         ("does not say which bytes", |reply| reply.without("Content-Range")),
         ("does not say which bytes", |reply| reply.with("Content-Range", "bytes 0-65535/*")),

@@ -337,7 +337,9 @@ impl Error {
                 libc::EINVAL => ErrorKind::InvalidOption,
                 _ => ErrorKind::Io,
             },
-            Error::Link { source: DialError::Io(error), .. } => match error.kind() {
+            Error::Link { source: DialError::Io(error) | DialError::Certificates(error), .. } => match error
+                .kind()
+            {
                 io::ErrorKind::InvalidInput => ErrorKind::InvalidOption,
                 io::ErrorKind::NotFound => ErrorKind::NotFound,
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorKind::Permission,
@@ -460,52 +462,11 @@ impl Error {
                     quoted(path)
                 ));
             }
-            Error::Link { path, source: DialError::Refused(Refused::Unknown { .. }) } => {
-                return Some(format!("see what the server exports: nbdinfo --list {}", quoted(path)));
-            }
-            Error::Link { source: DialError::Helper { hint, .. }, .. } => return hint.clone(),
-            Error::Link { path, source: DialError::Io(error) }
-                if error.kind() == io::ErrorKind::InvalidInput
-                    && path.as_os_str().as_bytes().starts_with(b"rbd:") =>
-            {
-                "names are rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=FILE&id=USER]; \
-                 a path inside the image follows #"
-            }
-            Error::Link { source: DialError::Refused(Refused::TlsRequired), .. } => {
-                "use nbds:// instead of nbd://"
-            }
-            Error::Link { source: DialError::Refused(Refused::NoTls), .. } => {
-                "becket does not go on without TLS by itself; if the way to the server is secure: nbd://"
-            }
-            Error::Link { source: DialError::Tls { hint, .. }, .. } => return hint.map(str::to_owned),
-            Error::Link { source: DialError::Io(error), .. }
-                if error.kind() == io::ErrorKind::InvalidInput =>
-            {
-                "URIs are nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH; \
-                 a path inside the image follows #"
-            }
-            Error::Link { path, source: DialError::Io(error) } => match error.kind() {
-                io::ErrorKind::ConnectionRefused => {
-                    "nothing listens there: is the server running, and is it that port?"
-                }
-                io::ErrorKind::NotFound => "no server has made that socket: is it running?",
-                io::ErrorKind::ReadOnlyFilesystem => return None,
-                io::ErrorKind::TimedOut if is_socket(path) => {
-                    "is the server at that socket stopped, or busy? --origin-timeout waits longer"
-                }
-                _ if is_socket(path) => "check the server at that socket",
-                _ => "check the name of the host and the network",
-            },
-            Error::Link { .. } | Error::Io { .. } => return None,
+            Error::Link { path, source } => return source.hint(path),
+            Error::Io { .. } => return None,
         };
         Some(hint.to_owned())
     }
-}
-
-/// Whether a URI names a socket of this host.
-fn is_socket(uri: &Path) -> bool {
-    let uri = uri.as_os_str().as_bytes();
-    uri.starts_with(b"nbd+unix:") || uri.starts_with(b"nbds+unix:")
 }
 
 /// What lifts the limits of [`crate::Budget`].

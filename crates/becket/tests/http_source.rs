@@ -328,6 +328,7 @@ fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
     openssl(&place, "req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=other -keyout o.key -out o.pem");
     let other = with(&place.path("o.pem"), &["ls", &url]);
     assert!(other.code == 1 && other.err.contains("TLS"), "{other:?}");
+    assert!(other.err.contains("$SSL_CERT_FILE"), "{other:?}");
     let numeric = with(&authority, &["ls", &url.replace("localhost", "127.0.0.1")]);
     assert!(numeric.code == 1 && numeric.err.contains("TLS"), "{numeric:?}");
 }

@@ -135,13 +135,17 @@ fn what_cannot_be_trusted_is_refused_with_a_reason() {
     place.ok(["ls", &format!("{trusted}&tls-hostname=localhost")]);
     // A directory without what is needed.
     let half = place.dir("half");
-    refused(&uri(&secure, "", &half), "half/ca-cert.pem cannot be used", "");
+    refused(&uri(&secure, "", &half), "half/ca-cert.pem cannot be used", "tls-certificates=DIR");
     fs::copy(nobody.join("ca-cert.pem"), half.join("ca-cert.pem")).unwrap();
     fs::copy(known.join("client-cert.pem"), half.join("client-cert.pem")).unwrap();
-    refused(&uri(&secure, "", &half), "half/client-key.pem cannot be used", "");
+    refused(&uri(&secure, "", &half), "half/client-key.pem cannot be used", "tls-certificates=DIR");
     fs::copy(nobody.join("ca-cert.pem"), half.join("client-key.pem")).unwrap();
-    refused(&uri(&secure, "", &half), "client-key.pem: ", "");
-    refused(&uri(&secure, "", &place.path("none")), "none/ca-cert.pem cannot be used", "");
+    refused(&uri(&secure, "", &half), "client-key.pem: ", "tls-certificates=DIR");
+    refused(
+        &uri(&secure, "", &place.path("none")),
+        "none/ca-cert.pem cannot be used",
+        "tls-certificates=DIR",
+    );
     refused(&format!("{trusted}&tls-psk-file=/f"), "no pre-shared keys", "");
     // A server that wants to know its clients.
     let qemu = qemu(&image, &pki);

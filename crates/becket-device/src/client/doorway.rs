@@ -212,9 +212,11 @@ fn unix(path: &Path) -> Result<Listening, Error> {
             _ => {
                 return Err(Error::Failed {
                     kind: ErrorKind::InUse,
-                    message: format!("another program listens at {text}"),
+                    message: format!("a program listens at {text} already"),
                     hint: Some(
-                        "becket list shows whether it is an export; or choose another path".to_owned(),
+                        "if `becket list` shows an export there, detach it first, and name all images of one \
+                         address in one command; or choose another path"
+                            .to_owned(),
                     ),
                 });
             }
@@ -266,12 +268,19 @@ fn inherited(number: Option<i32>, address: &str) -> Result<Listening, Error> {
     let address = match SocketAddr::try_from(bound.clone()) {
         Ok(bound) => format!("tcp:{bound}"),
         Err(_) => match unix().and_then(|path| String::from_utf8(path).ok()) {
-            Some(path) => format!("unix:{path}"),
+            Some(path) => format!("unix:{}", from_here(path)),
             None => address.to_owned(),
         },
     };
     // Its file is whose who made it.
     Ok(Listening { listener, address, place: None })
+}
+
+/// The path of a socket that was made by a relative one, for people who are elsewhere: most likely it was
+/// made in the working directory.
+fn from_here(path: String) -> String {
+    let whole = std::path::absolute(&path).ok().filter(|whole| whole.exists());
+    whole.and_then(|whole| whole.to_str().map(str::to_owned)).unwrap_or(path)
 }
 
 /// The number of the descriptor that a service manager has handed to this process: sd_listen_fds(3).

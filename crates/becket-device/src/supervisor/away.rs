@@ -105,7 +105,7 @@ impl Supervisor {
             match change {
                 Change::Here => info!(event = "origin_back", device = name, "its server is there again"),
                 Change::Reconnecting(why) | Change::Waiting(why) => {
-                    warn!(event = "origin_away", device = name, "its server cannot be reached: {why}");
+                    warn!(event = "origin_away", device = name, "nothing comes from its server: {why}");
                 }
                 Change::Replaced(why) => {
                     warn!(event = "source_changed", device = name, "its source changed: {why}");

@@ -83,7 +83,8 @@ impl Trust {
                 Files { authorities, client: None }
             }
         };
-        Trust::new(files).map_err(|why| DialError::Io(io::Error::new(io::ErrorKind::InvalidInput, why)))
+        Trust::new(files)
+            .map_err(|why| DialError::Certificates(io::Error::new(io::ErrorKind::InvalidInput, why)))
     }
 
     fn new(files: Files) -> Result<Trust, String> {
@@ -144,7 +145,8 @@ fn wanted_name(endpoint: &Endpoint) -> String {
 }
 
 fn unusable(path: &Path, error: &io::Error) -> DialError {
-    io::Error::new(error.kind(), format!("{} cannot be used: {error}", path.display())).into()
+    let why = format!("{} cannot be used: {error}", path.display());
+    DialError::Certificates(io::Error::new(error.kind(), why))
 }
 
 /// A file of the directory, if it is there.

@@ -165,7 +165,11 @@ impl Serving {
             while !target.syncs().takes_turn() {
                 std::thread::sleep(PAUSE);
             }
-            let synced = target.syncs().synced(covers, target.sync_now());
+            let synced = match target.sync_now() {
+                // Nothing is known by that. What may be lost, a flush reports.
+                Err(Errno::NOTCONN) => Err(Errno::NOTCONN),
+                outcome => target.syncs().synced(covers, outcome),
+            };
             target.syncs().ends_turn();
             synced?;
             from = source + 1;

@@ -87,6 +87,10 @@ impl Maker for Dialing {
         self.history.reported(session);
     }
 
+    fn left(&mut self, session: u64, inode: u64) {
+        self.history.left(session, inode);
+    }
+
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {
         let socket = self.unused.take().map_or_else(|| self.dial(), Ok).map_err(Failure::Away)?;
         let earlier = self.history.made(session, &socket);

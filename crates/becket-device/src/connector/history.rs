@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use becket_image::link::channel::{Earlier, Legacy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 /// How long a server may take to end a connection that ends in order.
 const ENDING: Duration = Duration::from_secs(10);
@@ -26,6 +28,8 @@ pub(super) struct History {
     /// Connections of that session, and of the one before until the first of the new one is made.
     made: Vec<(OwnedFd, Instant)>,
     earlier: Vec<OwnedFd>,
+    /// A connection that the session does not use any more, where it has none that it uses.
+    unused: Option<OwnedFd>,
     /// Bytes may be lost, and it was not said that the user has heard of them.
     broke: bool,
 }
@@ -45,6 +49,7 @@ impl History {
             verdict: Earlier::Unknown,
             made,
             earlier,
+            unused: None,
             broke: false,
         }
     }
@@ -56,25 +61,35 @@ impl History {
 
     /// What another connector has to know; nothing where it would know no more by it.
     pub(super) fn legacy(self) -> Option<Legacy> {
-        let sockets: Vec<OwnedFd> = self.made.into_iter().map(|(socket, _)| socket).collect();
-        let whole =
-            !self.broke && sockets.len() <= Legacy::MOST && sockets.iter().all(|socket| !has_ended(socket));
+        let sockets: Vec<OwnedFd> =
+            self.made.into_iter().map(|(socket, _)| socket).chain(self.unused).collect();
+        let goes_on = |socket: &OwnedFd| !has_ended(socket) && !is_given_up(socket);
+        let whole = !self.broke && sockets.len() <= Legacy::MOST && sockets.iter().all(goes_on);
         self.session.filter(|_| whole).map(|session| Legacy { session, sockets })
     }
 
-    /// A connection is about to be made for a session. Connections that have ended are let go; those of a
-    /// server that takes one client are ended first. Says whether one has ended soon after it was made.
+    /// A connection is about to be made for a session. Connections that have ended are let go. Those that a
+    /// worker has given up end first, for what was sent over them may still land, and is sent again; and so
+    /// do those of a server that takes one client. Says whether one has ended soon after it was made.
     pub(super) fn prepares(&mut self, session: u64) -> bool {
         let ended = |(socket, _): &(OwnedFd, Instant)| has_ended(socket);
         let soon = self.made.iter().any(|made| ended(made) && made.1.elapsed() < SOON);
-        self.broke |= self.made.iter().any(ended);
-        if self.session.is_some_and(|known| known != session) {
-            self.earlier = self.made.drain(..).map(|(socket, _)| socket).collect();
+        let (gone, made): (Vec<_>, Vec<_>) =
+            self.made.drain(..).partition(|made| ended(made) || is_given_up(&made.0));
+        self.made = made;
+        let unused = self.unused.take_if(|socket| has_ended(socket));
+        self.broke |= !gone.is_empty() || unused.is_some();
+        let until = Instant::now() + ENDING;
+        if !self.only_read {
+            let unended = gone.into_iter().filter(|made| !ended(made));
+            unended.for_each(|(socket, _)| end(socket, until));
         }
-        self.made.retain(|made| !ended(made));
+        if self.session.is_some_and(|known| known != session) {
+            self.earlier = self.made.drain(..).map(|(socket, _)| socket).chain(self.unused.take()).collect();
+        }
         if !self.shares {
-            self.made.drain(..).for_each(|(socket, _)| end(socket));
-            self.earlier.drain(..).for_each(end);
+            self.made.drain(..).for_each(|(socket, _)| end(socket, until));
+            self.earlier.drain(..).for_each(|socket| end(socket, until));
         }
         soon
     }
@@ -87,9 +102,39 @@ impl History {
         }
     }
 
+    /// A session does not use that connection any more. It ends in order, unless it is the last one: as long
+    /// as that does not end, the next one leads to the same server.
+    pub(super) fn left(&mut self, session: u64, inode: u64) {
+        let is_it = |(socket, _): &(OwnedFd, Instant)| {
+            rustix::fs::fstat(socket).is_ok_and(|stat| stat.st_ino == inode)
+        };
+        if self.session == Some(session)
+            && let Some(at) = self.made.iter().position(is_it)
+            // What has ended otherwise is for `prepares` to see.
+            && self.made.get(at).is_some_and(|(socket, _)| !has_ended(socket) && !is_given_up(socket))
+        {
+            let (socket, _) = self.made.remove(at);
+            self.ends_unused();
+            if self.made.is_empty() {
+                self.unused = Some(socket);
+            } else {
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+            }
+        }
+    }
+
+    /// Ends the connection that nobody uses: another one is there to show that the server stays.
+    fn ends_unused(&mut self) {
+        if let Some(socket) = self.unused.take() {
+            self.broke |= has_ended(&socket);
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        }
+    }
+
     /// A connection was made for a session: what became of the bytes of earlier ones.
     pub(super) fn made(&mut self, session: u64, socket: &OwnedFd) -> Earlier {
-        if self.session != Some(session) {
+        let known = self.session == Some(session);
+        if !known {
             self.verdict = match (self.session, self.again) {
                 _ if self.only_read => Earlier::None,
                 (None, false) => Earlier::None,
@@ -109,14 +154,21 @@ impl History {
             // The worker has to report it.
             self.broke = self.verdict == Earlier::Unknown;
             self.session = Some(session);
-            self.earlier.drain(..).for_each(end);
+            let until = Instant::now() + ENDING;
+            self.earlier.drain(..).for_each(|socket| end(socket, until));
         }
+        self.ends_unused();
         match socket.try_clone() {
             Ok(copy) => self.made.push((copy, Instant::now())),
             // What cannot be watched cannot be vouched for.
             Err(_) => self.shares = false,
         }
-        self.verdict
+        // What a worker sees break it accounts for by itself, but for what it has left.
+        match self.verdict {
+            _ if self.broke && !self.only_read => Earlier::Unknown,
+            Earlier::Unknown if known => Earlier::Kept,
+            verdict => verdict,
+        }
     }
 }
 
@@ -127,11 +179,16 @@ fn has_ended(socket: &OwnedFd) -> bool {
     found.is_err() || !fds[0].revents().is_empty()
 }
 
-/// Ends a connection whose worker is dead: the server carries out what was sent whole, and its answers are
+/// Whether a worker has said over a connection that nothing follows.
+fn is_given_up(socket: &OwnedFd) -> bool {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, &[], &mut SendAncillaryBuffer::default(), flags) == Err(Errno::PIPE)
+}
+
+/// Ends a connection that no worker uses: the server carries out what was sent whole, and its answers are
 /// thrown away. When the server ends it, too, nothing will land later.
-fn end(socket: OwnedFd) {
+fn end(socket: OwnedFd, until: Instant) {
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
-    let until = Instant::now() + ENDING;
     let mut bytes = vec![0; 64 << 10];
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -236,6 +293,53 @@ mod tests {
         drop(_server);
         let ends = std::thread::spawn(move || drop(std::io::Read::read(&mut &_fourth, &mut [0])));
         assert_eq!(next(&mut history, 4).0, Earlier::Kept);
+        ends.join().unwrap();
+    }
+
+    #[test]
+    fn what_a_session_has_left_shows_whether_the_server_stayed() {
+        let inode = |socket: &OwnedFd| rustix::fs::fstat(socket).unwrap().st_ino;
+        let new = |history: &mut History| {
+            history.prepares(1);
+            let (ours, theirs) = connection();
+            (history.made(1, &ours), inode(&ours), theirs)
+        };
+        let mut history = History::new(true, false, None);
+        let (_, first, server) = new(&mut history);
+        history.left(1, first);
+        assert!(!has_ended(&server.try_clone().unwrap().into()), "it is all that shows it");
+        let (answer, second, other) = new(&mut history);
+        assert_eq!(answer, Earlier::None);
+        assert!(has_ended(&server.into()), "another one shows it");
+        history.left(1, second);
+        drop(other);
+        let (answer, third, _third) = new(&mut history);
+        assert_eq!(answer, Earlier::Unknown, "its server has ended since");
+        history.reported(1);
+        let (_, fourth, kept) = new(&mut history);
+        history.left(1, fourth);
+        assert!(has_ended(&kept.into()), "the third is used");
+        history.left(1, third);
+        assert_eq!(new(&mut history).0, Earlier::None);
+    }
+
+    #[test]
+    fn what_was_given_up_ends_before_there_is_another_one() {
+        let mut history = History::new(true, false, None);
+        history.prepares(1);
+        let (ours, theirs) = connection();
+        history.made(1, &ours);
+        // A worker says that nothing follows. The server carries out what it has, and ends it then.
+        rustix::net::shutdown(&ours, rustix::net::Shutdown::Write).unwrap();
+        drop(ours);
+        let began = Instant::now();
+        let pause = Duration::from_millis(200);
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(pause);
+            drop(theirs);
+        });
+        history.prepares(1);
+        assert!((pause..ENDING).contains(&began.elapsed()), "{:?}", began.elapsed());
         ends.join().unwrap();
     }
 

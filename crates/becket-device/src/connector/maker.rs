@@ -34,6 +34,9 @@ pub trait Maker {
     /// What a session may have lost has been reported to its user.
     fn reported(&mut self, _session: u64) {}
 
+    /// A session does not use the connection any more whose socket has that inode.
+    fn left(&mut self, _session: u64, _inode: u64) {}
+
     /// Makes one, and says what became of the bytes of earlier ones.
     ///
     /// # Errors

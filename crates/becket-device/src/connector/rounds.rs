@@ -130,6 +130,7 @@ impl Connector {
             match channel::next(&self.channel) {
                 Ok(Some(Said::Asks(request))) => return Ok(request),
                 Ok(Some(Said::Reported(session))) => self.maker.reported(session),
+                Ok(Some(Said::Left(session, inode))) => self.maker.left(session, inode),
                 Ok(None) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidData => tracing::warn!("{error}"),
                 Err(_) => return Err(Gone),

@@ -238,7 +238,7 @@ impl Core {
     pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
         let note = match note {
             Note::Flush(reply) => return self.flush_asked(tag, reply),
-            Note::Look => return self.look(tag),
+            Note::Look => return self.look(ring, tag),
             // Its line looks at the end of this turn.
             Note::Regrouped => return,
             note => note,

@@ -52,7 +52,7 @@ impl Core {
             LineWay::Received => self.line_received(ring, number, result),
         };
         if let Err(why) = outcome {
-            self.line_breaks(number, why);
+            self.line_breaks(ring, number, why);
         }
     }
 
@@ -109,8 +109,9 @@ impl Core {
     }
 
     #[cold]
-    fn line_breaks(&mut self, number: usize, why: Why) {
-        if self.line(number).is_some_and(|line| line.breaks(why)) {
+    fn line_breaks(&mut self, ring: &mut Ring, number: usize, why: Why) {
+        if let Some(ways) = self.line(number).and_then(|line| line.breaks(why)) {
+            self.cancels(ring, number, ways);
             if let Some(target) = self.link_target(number) {
                 target.broke();
             }
@@ -139,9 +140,16 @@ impl Core {
             self.lets_go(ring, number);
         }
         finished |= self.heeds(ring, number);
-        if self.line(number).is_some_and(Line::settles) && !self.closing {
-            finished |= self.after_break(ring, number);
-            finished |= self.heeds(ring, number);
+        if let Some(socket) = self.line(number).and_then(Line::settles) {
+            if self.closing {
+                if let Some(target) = self.link_target(number) {
+                    target.dialer().left(socket);
+                }
+            } else {
+                drop(socket);
+                finished |= self.after_break(ring, number);
+                finished |= self.heeds(ring, number);
+            }
         }
         if self.closing {
             finished |= self.abandon(ring, number);
@@ -150,12 +158,12 @@ impl Core {
         if let Some(entry) = self.line(number).and_then(|line| line.next_send(holds))
             && let Err(why) = self.push_of_line(ring, number, LineWay::Sent, entry)
         {
-            self.line_breaks(number, why);
+            self.line_breaks(ring, number, why);
         }
         if let Some(entry) = self.line(number).and_then(Line::next_receive)
             && let Err(why) = self.push_of_line(ring, number, LineWay::Received, entry)
         {
-            self.line_breaks(number, why);
+            self.line_breaks(ring, number, why);
         }
         if self.line(number).is_some_and(|line| line.lacks()) {
             self.ask_for_connection(number);
@@ -198,7 +206,8 @@ impl Core {
         seen.events = group.events();
         seen.holds = group.doubts_others(queue);
         if !group.is_whole() {
-            line.breaks(Why::Ended);
+            let ways = line.breaks(Why::Ended);
+            self.cancels(ring, number, ways.unwrap_or_default());
             return false;
         }
         if let Some(doubt) = group.doubt(queue)
@@ -228,12 +237,20 @@ impl Core {
     }
 
     /// The queue ends. The server must not: a connection that it has ended is one that nobody can vouch for.
+    /// Who made it hears that it is not used any more.
     #[cold]
     fn lets_go(&mut self, ring: &mut Ring, number: usize) {
+        let waiter = self.waiter_of(number);
         let ways = self.line(number).map(Line::lets_go).unwrap_or_default();
         if let Some(target) = self.link_target(number) {
-            target.leaves(self.number);
+            target.dialer().forget(&waiter);
+            target.goes(self.number);
         }
+        self.cancels(ring, number, ways);
+    }
+
+    /// Has the kernel end operations on a connection that was given up.
+    fn cancels(&mut self, ring: &mut Ring, number: usize, ways: [Option<LineWay>; 2]) {
         for way in ways.into_iter().flatten() {
             let word = user_data(self.index, Source::Link { line: number as u16, way });
             let entry = opcode::AsyncCancel::new(word).build().user_data(NOBODY);
@@ -247,13 +264,13 @@ impl Core {
 
     /// Looks whether the server says anything, for [`crate::target::link::Line::is_silent`].
     #[cold]
-    pub(super) fn look(&mut self, number: u16) {
+    pub(super) fn look(&mut self, ring: &mut Ring, number: u16) {
         let number = usize::from(number);
         if let Some(target) = self.link_target(number) {
             target.looks();
         }
         if self.line(number).is_some_and(Line::is_silent) {
-            self.line_breaks(number, Why::Silent);
+            self.line_breaks(ring, number, Why::Silent);
         }
     }
 
@@ -358,7 +375,7 @@ impl Core {
     fn fail(&mut self, ring: &mut Ring, number: usize, tag: u16) {
         self.landed();
         if self.line(number).is_some_and(|line| line.own_tag() == tag) {
-            return self.tell_flushed(number, Err(Errno::IO));
+            return self.tell_flushed(number, Err(Errno::NOTCONN));
         }
         if let Some(slot) = self.slab.get(usize::from(tag))
             && let Some(target) = self.link_target(number)

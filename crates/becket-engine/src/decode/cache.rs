@@ -42,6 +42,13 @@ pub(crate) struct Waiter {
     pub(crate) whom: Addressee,
 }
 
+impl Waiter {
+    /// Whether notes to both go to the same place.
+    pub(crate) fn is(&self, other: &Waiter) -> bool {
+        self.whom == other.whom && Arc::ptr_eq(&self.mailbox, &other.mailbox)
+    }
+}
+
 /// What there is of a block.
 pub(crate) enum Found {
     /// All of it.

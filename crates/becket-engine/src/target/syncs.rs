@@ -90,7 +90,7 @@ impl Syncs {
 
     /// Whether a write has finished that no sync covers, and that no flush has reported as perhaps lost.
     pub(crate) fn is_at_risk(&self) -> bool {
-        self.pending().is_some_and(|writes| writes > self.reported.load(Ordering::Acquire))
+        self.lacks(self.written())
     }
 
     /// A flush fails that was to cover so many writes: that reports what may be lost of them. Says whether
@@ -107,6 +107,16 @@ impl Syncs {
     fn pending(&self) -> Option<u64> {
         let writes = self.written();
         (!self.has_synced(writes)).then_some(writes)
+    }
+
+    /// How many writes have finished, at most.
+    pub(crate) fn finished(&self) -> u64 {
+        self.written()
+    }
+
+    /// Whether of so many finished writes some were neither covered by a sync, nor reported as perhaps lost.
+    pub(crate) fn lacks(&self, writes: u64) -> bool {
+        !self.has_synced(writes) && writes > self.reported.load(Ordering::Acquire)
     }
 
     /// How many writes have finished.

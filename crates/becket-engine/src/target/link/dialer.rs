@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::sync_channel
 
 use becket_image::link::{
     LinkSource,
-    channel::{ask, report},
+    channel::{ask, left, report},
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -40,8 +40,10 @@ struct Orders {
     /// The same of what the connector could not hear: it is said again at the next look.
     unheard: Option<u32>,
     stop: Option<Arc<OwnedFd>>,
-    /// Every queue that has asked, for a flush and for looks.
+    /// Every queue that has asked and has not ended, for a flush and for looks.
     known: Vec<Waiter>,
+    /// Connections of queues that have ended.
+    left: Vec<OwnedFd>,
     started: bool,
     ends: bool,
 }
@@ -82,8 +84,9 @@ impl Dialer {
     /// Asks no more for that queue, which hears of it.
     pub(crate) fn cancel(&self, whom: (u32, u16), mailbox: &Arc<crate::decode::Mailbox>) {
         let mut orders = self.0.orders();
-        let same = |waiter: &Waiter| waiter.whom == whom && Arc::ptr_eq(&waiter.mailbox, mailbox);
-        if let Some(at) = orders.line.iter().position(|(waiter, _)| same(waiter)) {
+        let same =
+            |(waiter, _): &(Waiter, bool)| waiter.whom == whom && Arc::ptr_eq(&waiter.mailbox, mailbox);
+        if let Some(at) = orders.line.iter().position(same) {
             let waiter = orders.line.remove(at);
             drop(orders);
             if let Some((waiter, _)) = waiter {
@@ -97,6 +100,18 @@ impl Dialer {
         }
     }
 
+    /// That queue ends: it hears nothing more.
+    pub(crate) fn forget(&self, waiter: &Waiter) {
+        let other = |known: &Waiter| !known.is(waiter);
+        self.0.orders().known.retain(other);
+    }
+
+    /// A queue has ended, and this connection of its is not used any more: who made it hears that.
+    pub(crate) fn left(&self, socket: OwnedFd) {
+        self.0.orders().left.push(socket);
+        self.0.arrived.notify_one();
+    }
+
     /// Has every queue that has asked look at what has become of the others' connections.
     pub(super) fn rouse(&self) {
         self.0.orders().leave_all(|| Note::Regrouped);
@@ -108,14 +123,15 @@ impl Dialer {
         self.0.arrived.notify_one();
     }
 
-    /// Flushes over the first queue that has asked for a connection: without any, nothing was written. Waits
-    /// for it.
+    /// Flushes over the first queue that has asked for a connection, and waits for it.
+    ///
+    /// # Errors
+    /// That of the server, or [`Errno::NOTCONN`]: it was not asked.
     pub(super) fn flush(&self) -> Result<(), Errno> {
-        let waiter = self.0.orders().known.first().cloned();
-        let Some(waiter) = waiter else { return Ok(()) };
+        let waiter = self.0.orders().known.first().cloned().ok_or(Errno::NOTCONN)?;
         let (reply, answer) = sync_channel(1);
         waiter.mailbox.leave(waiter.whom, Note::Flush(reply), None);
-        answer.recv().unwrap_or(Err(Errno::IO))
+        answer.recv().unwrap_or(Err(Errno::NOTCONN))
     }
 }
 
@@ -150,12 +166,17 @@ impl Shared {
 
     fn work(&self) {
         loop {
-            let idle =
-                |orders: &mut Orders| orders.line.is_empty() && orders.reported.is_none() && !orders.ends;
+            let idle = |orders: &mut Orders| {
+                orders.line.is_empty() && orders.left.is_empty() && orders.reported.is_none() && !orders.ends
+            };
             let waited = self.arrived.wait_timeout_while(self.orders(), LOOK, idle);
             let (mut orders, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if orders.ends {
                 return;
+            }
+            for socket in std::mem::take(&mut orders.left) {
+                // Without it, who made it keeps a connection that nobody uses.
+                let _ = left(self.source.asks(), socket.as_fd());
             }
             // Before the next request: it is not about what that one will find. Of a later break the
             // connector hears by a request of this thread alone.

@@ -437,17 +437,23 @@ impl Line {
         }
     }
 
-    /// Gives the connection up: operations that the kernel has on it end. Says whether there was one.
-    pub(crate) fn breaks(&mut self, why: Why) -> bool {
+    /// Gives the connection up, if there is one: the operations that the kernel has on it, which are to be
+    /// canceled. The server hears that nothing follows. It carries out what it has, and who made the
+    /// connection waits for its end before there is another one: no request is sent again that may still
+    /// land afterwards.
+    pub(crate) fn breaks(&mut self, why: Why) -> Option<[Option<Way>; 2]> {
         if !matches!(self.link, Link::Up(_)) {
-            return false;
+            return None;
         }
-        self.lets_go();
-        self.shuts();
+        let ways = self.lets_go();
+        if let Link::Broken { socket } = &self.link {
+            // Nothing can go wrong with a socket of ours.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        }
         if let Why::Lies(_) = why {
             self.lies = self.lies.saturating_add(1);
         }
-        true
+        Some(ways)
     }
 
     /// Gives the connection up without ending it, for others may have it, too: the operations that the
@@ -461,7 +467,7 @@ impl Line {
         [(self.sending > 0).then_some(Way::Sent), receives.then_some(Way::Received)]
     }
 
-    /// Has the kernel end the operations on a connection that was given up.
+    /// Has the kernel end the operations on a connection that was given up, where they cannot be canceled.
     pub(crate) fn shuts(&self) {
         if let Link::Broken { socket } = &self.link {
             // Nothing can go wrong with a socket of ours; one that is not connected any more has no
@@ -496,14 +502,14 @@ impl Line {
         doomed
     }
 
-    /// Whether a connection that was given up is gone: the kernel has nothing of it any more. What was not
-    /// answered is queued then, to be sent again.
-    pub(crate) fn settles(&mut self) -> bool {
+    /// The connection that was given up, once the kernel has nothing of it any more. What was not answered is
+    /// queued then, to be sent again.
+    pub(crate) fn settles(&mut self) -> Option<OwnedFd> {
         let quiet = self.sending == 0 && self.batch.is_empty() && self.receiving == Receiving::Nothing;
         if !quiet || !matches!(self.link, Link::Broken { .. }) {
-            return false;
+            return None;
         }
-        self.link = Link::Down;
+        let Link::Broken { socket } = std::mem::replace(&mut self.link, Link::Down) else { return None };
         self.payload = None;
         for tag in 0..self.pieces.len() {
             if let Some(piece) = self.pieces.get_mut(tag).filter(|piece| piece.stage == Stage::Sent) {
@@ -511,7 +517,7 @@ impl Line {
                 self.queue.push_back(tag as u16);
             }
         }
-        true
+        Some(socket)
     }
 
     /// Takes back the next request that is not with the kernel and of which `is` says so.

@@ -15,7 +15,7 @@ mod line;
 use std::os::fd::BorrowedFd;
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use becket_image::{
@@ -52,6 +52,9 @@ pub(crate) struct LinkTarget {
     reported: AtomicU32,
     /// What became of earlier workers' bytes is known.
     judged: AtomicBool,
+    /// How many writes had finished when a queue ended whose connection had some that no flush has covered.
+    /// Only who made it sees whether its server has ended since.
+    unwatched: AtomicU64,
 }
 
 impl LinkTarget {
@@ -60,7 +63,8 @@ impl LinkTarget {
         let group = Arc::new(Group::new(queues));
         let dialer = Dialer::new(Arc::clone(&source), Arc::clone(&group));
         let (reported, judged) = (AtomicU32::new(u32::MAX), AtomicBool::new(false));
-        LinkTarget { source, syncs: Syncs::new(queues), dialer, group, reported, judged }
+        let unwatched = AtomicU64::new(0);
+        LinkTarget { source, syncs: Syncs::new(queues), dialer, group, reported, judged, unwatched }
     }
 
     pub(crate) fn dialer(&self) -> &Dialer {
@@ -104,6 +108,14 @@ impl LinkTarget {
         self.dialer.rouse();
     }
 
+    /// A queue ends, and leaves its connection to its server.
+    pub(crate) fn goes(&self, queue: usize) {
+        if self.is_at_risk() {
+            self.unwatched.fetch_max(self.syncs.finished(), Ordering::AcqRel);
+        }
+        self.leaves(queue);
+    }
+
     /// Is called now and then: has the connector hear it when all is reported that may be lost. Until then
     /// it tells a successor of this worker that bytes may be lost.
     pub(crate) fn looks(&self) {
@@ -137,6 +149,11 @@ impl LinkTarget {
     /// Takes in what a new connection's maker says of bytes that workers before this one have written.
     pub(crate) fn judge(&self, queue: usize, earlier: Earlier) {
         if self.judged.swap(true, Ordering::AcqRel) {
+            let unwatched = self.unwatched.load(Ordering::Acquire);
+            if earlier == Earlier::Unknown && self.is_writable() && self.syncs.lacks(unwatched) {
+                tracing::warn!("what a client has written and not flushed may be lost: one flush fails");
+                self.syncs.lose_once(queue);
+            }
             return;
         }
         match earlier {

@@ -40,6 +40,8 @@ pub enum Said {
     Asks(Request),
     /// Whatever this session may have lost with connections that broke has been reported to its user.
     Reported(u64),
+    /// A connection of this session, by its socket's inode, is not used any more.
+    Left(u64, u64),
 }
 
 /// Requests of this process without an answer, each with the inode of the channel that it went over. Each
@@ -113,6 +115,15 @@ pub fn ask(channel: impl AsFd, first: bool, stop: Option<BorrowedFd<'_>>) -> io:
 /// The channel is broken, or full: who is to read it has more than enough to read.
 pub fn report(channel: impl AsFd) -> io::Result<()> {
     Said::Reported(own_session()).send(channel.as_fd(), SendFlags::DONTWAIT)
+}
+
+/// Says [`Said::Left`] of a connection of this process.
+///
+/// # Errors
+/// As of [`report`].
+pub fn left(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
+    let inode = rustix::fs::fstat(socket)?.st_ino;
+    Said::Left(own_session(), inode).send(channel.as_fd(), SendFlags::DONTWAIT)
 }
 
 /// One thread less waits.
@@ -312,7 +323,7 @@ pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<Inherited> {
             bytes => match bytes.and_then(Said::decoded) {
                 Some(Said::Asks(request)) => inherited.requests.push(request),
                 // It was about connections of a predecessor, which has left nothing that depends on it.
-                Some(Said::Reported(_)) | None => {}
+                Some(Said::Reported(_) | Said::Left(..)) | None => {}
             },
         }
     }
@@ -376,6 +387,7 @@ impl Said {
         let (request, last) = match self {
             Said::Asks(request) => (request, u8::from(request.first)),
             Said::Reported(session) => (Request { session, number: None, first: false }, REPORTED),
+            Said::Left(session, inode) => (Request { session, number: Some(inode), first: false }, LEFT),
         };
         let mut bytes = [last; 17];
         bytes.iter_mut().zip(request.name()).for_each(|(place, byte)| *place = byte);
@@ -395,6 +407,7 @@ impl Said {
         match *last {
             first @ (0 | 1) => Some(Said::Asks(Request { session, number, first: first == 1 })),
             REPORTED => Some(Said::Reported(session)),
+            LEFT => Some(Said::Left(session, number?)),
             _ => None,
         }
     }
@@ -402,6 +415,8 @@ impl Said {
 
 /// The last byte of a message that reports.
 const REPORTED: u8 = 2;
+/// That of one that says what is not used any more.
+const LEFT: u8 = 3;
 
 impl Request {
     /// Session and number.

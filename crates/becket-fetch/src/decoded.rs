@@ -92,9 +92,8 @@ pub fn decoded(
     let in_it = |path: &Path| inside.iter().fold(path.to_owned(), |path, name| path.join(name));
     let found = store.find_unpacked(&url, &version)?;
     if matches!(found, Unpacked::Nothing | Unpacked::Part) && !options.whole {
-        let size = if says.is_some() { says } else { length::of(&stream)? };
-        if let Some(size) = size.filter(|size| (LONG..=SIZE_MAX).contains(size) && size.is_multiple_of(UNIT))
-        {
+        let usable = |size: &u64| (LONG..=SIZE_MAX).contains(size) && size.is_multiple_of(UNIT);
+        if let Some(size) = length::of(&stream, says, options.certain)?.filter(usable) {
             let (path, fillers) = while_read(&store, Meta::of(&url, &version, size, &name), stream)?;
             shrink(&store, options)?;
             return Ok(Some(Decoded { path: in_it(&path), fillers, _held: None }));

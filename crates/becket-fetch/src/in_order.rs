@@ -113,6 +113,10 @@ impl Packed for InOrder {
         Ok(len)
     }
 
+    fn is_near(&self) -> bool {
+        false
+    }
+
     fn lend(&self) -> io::Result<(PackedAt, Vec<OwnedFd>)> {
         let object = &self.shared.object;
         Ok((PackedAt::Object(Box::new(object.order()?.0)), object.envelopes()?))

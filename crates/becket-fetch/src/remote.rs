@@ -30,6 +30,8 @@ pub struct Options {
     pub store: Option<PathBuf>,
     /// Decode all of a compressed file before it is used.
     pub whole: bool,
+    /// Decode all of it, too, where a server has it and it may yield more than it says at its start.
+    pub certain: bool,
     /// Use no store: keep what is fetched in memory, as far as it fits there.
     pub no_store: bool,
     /// How many bytes the store may keep of objects that nobody uses.

@@ -27,6 +27,9 @@ pub(crate) trait Packed: Send + Sync {
     /// Fills the start of `buf` with bytes from `at` on; says how many there are, which is none at the end.
     fn read(&self, buf: &mut [u8], at: u64) -> Result<usize, Error>;
 
+    /// Whether they are on this host, so that it costs little to look anywhere.
+    fn is_near(&self) -> bool;
+
     /// What another process needs to read them.
     fn lend(&self) -> io::Result<(PackedAt, Vec<OwnedFd>)>;
 }
@@ -62,10 +65,17 @@ impl Packed for PackedFile {
         Ok(read)
     }
 
+    fn is_near(&self) -> bool {
+        true
+    }
+
     fn lend(&self) -> io::Result<(PackedAt, Vec<OwnedFd>)> {
         Ok((PackedAt::File { state: self.state.clone() }, vec![self.file.try_clone()?.into()]))
     }
 }
+
+/// Hears how many bytes of how many were decoded.
+type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// A compressed file that is decoded once.
 pub(crate) struct Stream {
@@ -77,8 +87,7 @@ pub(crate) struct Stream {
     pub(crate) packed: Arc<dyn Packed>,
     /// How many bytes the store may keep of what it yields.
     pub(crate) limit: Option<u64>,
-    /// Hears how many bytes of how many were decoded.
-    pub(crate) progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    pub(crate) progress: Option<Progress>,
 }
 
 /// How far a stream is decoded.
@@ -99,7 +108,7 @@ struct Reader {
     packed: Arc<dyn Packed>,
     at: u64,
     len: u64,
-    progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    progress: Option<Progress>,
     unread: Arc<Mutex<Option<Error>>>,
 }
 
@@ -124,9 +133,18 @@ impl Stream {
 
     /// Begins at its start.
     pub(crate) fn begin(&self) -> Result<Decoding, Error> {
+        self.begin_by(0, self.progress.clone())
+    }
+
+    /// Begins at what may be the start of a member of it. Nobody hears how far that comes.
+    pub(crate) fn begin_at(&self, at: u64) -> Result<Decoding, Error> {
+        self.begin_by(at, None)
+    }
+
+    fn begin_by(&self, at: u64, progress: Option<Progress>) -> Result<Decoding, Error> {
         let unread: Arc<Mutex<Option<Error>>> = Arc::default();
-        let (packed, progress) = (Arc::clone(&self.packed), self.progress.clone());
-        let reader = Reader { packed, at: 0, len: self.len, progress, unread: Arc::clone(&unread) };
+        let packed = Arc::clone(&self.packed);
+        let reader = Reader { packed, at, len: self.len, progress, unread: Arc::clone(&unread) };
         let output = self.packing.reader(BufReader::with_capacity(READ, reader));
         let output = output.map_err(|error| self.broken(0, &error))?;
         Ok(Decoding { output, unread, done: 0 })

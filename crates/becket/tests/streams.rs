@@ -253,3 +253,40 @@ fn two_processes_that_want_the_same_stream_decode_it_once() {
     ok(&place, &["ls", "d.img.gz"]);
     assert!(!layout.join(".part-0123").exists());
 }
+
+/// The store has nothing of them before the first command, and all of them afterwards: both see the same.
+#[test]
+fn a_file_of_several_frames_or_members_is_read_as_a_whole_from_the_first_command_on() {
+    let name = "streams::a_file_of_several_frames_or_members_is_read_as_a_whole_from_the_first_command_on";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    // A disk whose table of partitions speaks of all of it.
+    let mut disk = vec![0; 80 << 20];
+    disk[512..520].copy_from_slice(b"EFI PART");
+    disk[544..552].copy_from_slice(&((160 << 10) - 1_u64).to_le_bytes());
+    disk[40 << 20..][..6].copy_from_slice(b"middle");
+    let packed = |bytes: &[u8], words: &[&str]| {
+        fs::write(place.path("plain"), bytes).unwrap();
+        let out = fs::File::create(place.path("packed")).unwrap();
+        tool(Command::new(words[0]).args(&words[1..]).arg(place.path("plain")).stdout(Stdio::from(out)));
+        fs::read(place.path("packed")).unwrap()
+    };
+    let (lz4, gzip) = (["lz4", "-1", "-q", "-c", "--content-size"], ["gzip", "-1", "-n", "-c"]);
+    let halves = disk.split_at(40 << 20);
+    let frames = [packed(halves.0, &lz4), packed(halves.1, &lz4)].concat();
+    let members = packed(&disk, &gzip).repeat(2);
+    for (file, stream, bytes) in [("d.img.lz4", frames, disk.clone()), ("d.img.gz", members, disk.repeat(2))]
+    {
+        fs::write(place.path(file), &stream).unwrap();
+        let origin = Origin::start(stream);
+        for source in [file.to_owned(), origin.url(&format!("/{file}"))] {
+            for round in 0..2 {
+                let got = common::web::command(&place, &["cat", &source]).output().unwrap();
+                let said = String::from_utf8_lossy(&got.stderr).into_owned();
+                assert!(got.status.success() && got.stdout == bytes, "{source}, round {round}: {said}");
+            }
+        }
+    }
+}

@@ -4,6 +4,7 @@
 use super::{
     ahead::Ahead,
     bytes::{self, Trouble},
+    fetched,
     inside::{self, Inside, Named, Node, Thing},
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
@@ -18,7 +19,10 @@ pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
     // At a terminal the bytes themselves are seen.
     let _moving = (!std::io::stdout().is_terminal()).then(Moving::begin);
     for path in &args.paths {
-        let found = inside::find_all(path, &args.options, "read").map_or_else(
+        let options = &args.options;
+        let found = fetched::all_of(path, options.format, &options.store, "read")
+            .and_then(|local| inside::find_in(local, path, options, "read"));
+        let found = found.map_or_else(
             |failure| vec![Err(failure)],
             |(inside, all)| all.into_iter().map(|named| file(&inside, named)).collect(),
         );

@@ -86,7 +86,7 @@ fn format(args: &args::Copy) -> CopyFormat {
 /// Opens the image, with its locks.
 fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
     let failed = |error| super::common::image_failure("copy", &args.source, error);
-    let local = super::fetched::local(&args.source, args.options.format, &args.options.store, "copy")?;
+    let local = super::fetched::all_of(&args.source, args.options.format, &args.options.store, "copy")?;
     let options = OpenOptions {
         read_only: true,
         fillers: local.fillers,

@@ -15,6 +15,7 @@ use std::{
     borrow::Cow,
     io::{self, Write as _},
     ops::Range,
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -48,6 +49,18 @@ pub(super) fn local<'a>(
     verb: &str,
 ) -> Result<Local<'a>, Failure> {
     opened(path, format, asked, &by(asked), verb)
+}
+
+/// The same for a program that reads all of what is named.
+pub(super) fn all_of<'a>(
+    path: &'a Path,
+    format: Format,
+    asked: &OriginOptions,
+    verb: &str,
+) -> Result<Local<'a>, Failure> {
+    // Who reads a part of it seldom needs all to be decoded.
+    let certain = !path.as_os_str().as_bytes().contains(&b'#');
+    opened(path, format, asked, &Options { certain, ..by(asked) }, verb)
 }
 
 fn opened<'a>(
@@ -178,6 +191,7 @@ pub(super) fn options(store: &StoreOptions) -> Options {
         })),
         record: false,
         whole: false,
+        certain: false,
         foreseen: Vec::new(),
     }
 }

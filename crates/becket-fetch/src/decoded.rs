@@ -6,13 +6,15 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use becket_image::codec::sha256;
 use becket_image::filled::Presence;
 use becket_image::{
-    DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Source, Split,
+    Below, DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Source, Split,
 };
 
 use crate::Error;
@@ -23,7 +25,7 @@ use crate::object::{Object, Supply};
 use crate::place::{plain_name, shown};
 use crate::remote::{Options, Remote};
 use crate::steps::Steps;
-use crate::store::{Held, Meta, SIZE_MAX, Store};
+use crate::store::{Held, Meta, SIZE_MAX, Store, stamp};
 use crate::stream::{LOOK_EVERY, Packed, PackedFile, Stream, state_of, written};
 use crate::unpack::Packing;
 use crate::unpacked::Unpacked;
@@ -38,6 +40,8 @@ const LONG: u64 = 32 << 20;
 /// The length of what is read while it is decoded is a multiple of this, in bytes: a disk of another length
 /// may have something behind it (a fixed VHD has).
 const UNIT: u64 = 1024;
+/// How much of a compressed file's start and end tells it from others, in bytes.
+const ENDS: u64 = 64 << 10;
 
 /// An image that is decoded.
 #[derive(Debug, Clone)]
@@ -46,6 +50,8 @@ pub struct Decoded {
     pub path: PathBuf,
     /// What decodes the rest while it is read.
     pub fillers: Fillers,
+    /// What an overlay of it says.
+    pub below: Below,
     /// It stays in the store as long as this lives, or a device has it.
     _held: Option<Arc<Held>>,
 }
@@ -66,14 +72,22 @@ pub fn decoded(
     let Some((packing, says)) = packing_of(&host, &inside, format, &fillers) else { return Ok(None) };
     let Some(file) = packed_file(&host, &fillers)? else { return Ok(None) };
     let meta = file.metadata().map_err(Error::store(&host, "its status cannot be read"))?;
-    let (url, version, called) = match remote {
-        Some(remote) => (remote.url().to_owned(), remote.version().line(), shown(remote.url())),
+    let in_it = |path: &Path| inside.iter().fold(path.to_owned(), |path, name| path.join(name));
+    let unpacked = |version| Version::Unpacked(format!("{} {version}", packing.name()));
+    let (url, version, called, below) = match remote {
+        Some(remote) => {
+            let version = unpacked(remote.version().line());
+            let below = Below { version: stamp(&version.line()), ..remote.below.clone() };
+            (remote.url().to_owned(), version, shown(remote.url()), below)
+        }
         None => {
             let path = fs::canonicalize(&host).map_err(Error::store(&host, "it cannot be looked up"))?;
-            (format!("file:{}", path.display()), state_of(&meta), host.display().to_string())
+            let version = ends(&file, meta.len()).map_err(Error::store(&host, "it cannot be read"))?;
+            let below = Below { name: in_it(&path), version: stamp(&version) };
+            let url = format!("file:{}", path.display());
+            (url, unpacked(state_of(&meta)), host.display().to_string(), below)
         }
     };
-    let version = Version::Unpacked(format!("{} {version}", packing.name()));
     let last = host.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = plain_name(packing.unpacked_name(&last));
     if options.no_store {
@@ -89,14 +103,13 @@ pub fn decoded(
     };
     let (len, limit, progress) = (meta.len(), options.limit, options.progress.clone());
     let stream = Stream { packing, called, len, packed, limit, progress };
-    let in_it = |path: &Path| inside.iter().fold(path.to_owned(), |path, name| path.join(name));
     let found = store.find_unpacked(&url, &version)?;
     if matches!(found, Unpacked::Nothing | Unpacked::Part) && !options.whole {
         let usable = |size: &u64| (LONG..=SIZE_MAX).contains(size) && size.is_multiple_of(UNIT);
         if let Some(size) = length::of(&stream, says, options.certain)?.filter(usable) {
             let (path, fillers) = while_read(&store, Meta::of(&url, &version, size, &name), stream)?;
             shrink(&store, options)?;
-            return Ok(Some(Decoded { path: in_it(&path), fillers, _held: None }));
+            return Ok(Some(Decoded { path: in_it(&path), fillers, below, _held: None }));
         }
     }
     let held = match found {
@@ -107,7 +120,19 @@ pub fn decoded(
     let file = held.data.metadata().map_err(Error::store(&held.path, "its status cannot be read"))?;
     let mut fillers = Fillers::default();
     fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
-    Ok(Some(Decoded { path: in_it(&held.path), fillers, _held: Some(Arc::new(held)) }))
+    Ok(Some(Decoded { path: in_it(&held.path), fillers, below, _held: Some(Arc::new(held)) }))
+}
+
+/// A line that a compressed file with other contents does not have, whatever its name and its times. At its
+/// end are its length and the checksums of what it yields, as far as its format has them.
+fn ends(file: &File, len: u64) -> io::Result<String> {
+    let size = ENDS.min(len);
+    let part = |at| {
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
+        file.read_exact_at(&mut bytes, at)?;
+        Ok::<_, io::Error>(sha256(&bytes))
+    };
+    Ok(format!("{len} {:x?} {:x?}", part(0)?, part(len - size)?))
 }
 
 /// Whether a file that becket-image cannot read, for this reason, is decoded from its start.

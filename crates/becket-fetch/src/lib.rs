@@ -75,5 +75,5 @@ pub use fetcher::fetch;
 pub use origin::{is_remote, named};
 pub use place::Place;
 pub use remote::{Options, Remote, open};
-pub use store::{Dropped, Entry, Store, Verified, complete};
+pub use store::{Complete, Dropped, Entry, Store, Verified, complete};
 pub use version::Version;

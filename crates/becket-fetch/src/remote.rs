@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use becket_image::filled::Presence;
-use becket_image::{Fillers, Identity};
+use becket_image::{Below, Fillers, Identity};
 
 use crate::Error;
 use crate::access::Access;
 use crate::client::{Client, Waiting};
 use crate::object::{Object, RUN, Supply};
 use crate::place::Place;
-use crate::store::Store;
+use crate::store::{Store, below};
 use crate::table::index;
 use crate::trace;
 use crate::version::Version;
@@ -67,6 +67,8 @@ pub struct Remote {
     pub file: PathBuf,
     /// What brings its bytes.
     pub fillers: Fillers,
+    /// What an overlay of it says.
+    pub below: Below,
     object: Arc<Object>,
 }
 
@@ -106,7 +108,8 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let mut fillers = Fillers::default();
     fillers.add(Identity { dev: meta.dev(), ino: meta.ino() }, object.clone());
     let path = if place.inside.is_empty() { file.clone() } else { file.join(Path::new(&place.inside)) };
-    Ok(Remote { path, file, fillers, object })
+    let below = below(&object.held.meta, &place.inside);
+    Ok(Remote { path, file, fillers, below, object })
 }
 
 impl Remote {

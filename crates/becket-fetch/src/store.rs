@@ -12,6 +12,7 @@
 //! ID is a digest of URL and version. An object is made under another name and renamed when it is whole. A
 //! store of another layout has another `vN` and is left alone.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use becket_image::{Fillers, Identity};
+use becket_image::{Below, Fillers, Identity, Split};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -153,6 +154,15 @@ pub struct Verified {
     pub good: u64,
     /// Bytes whose checksum was wrong: they are fetched again when they are needed.
     pub damaged: u64,
+}
+
+/// A file of the store that is complete.
+#[derive(Debug)]
+pub struct Complete {
+    /// They only know that.
+    pub fillers: Fillers,
+    /// What an overlay of it says, if it came from a server.
+    pub below: Option<Below>,
 }
 
 /// A directory of objects.
@@ -427,31 +437,51 @@ impl Store {
     }
 }
 
-/// The file of a store that a path of this host names, if it is one.
+/// What an overlay says of an image on a server, without the query of its URL; `inside` is the path in it.
+pub(crate) fn below(meta: &Meta, inside: &OsStr) -> Below {
+    let mut name = OsString::from(shown(&meta.url));
+    if !inside.is_empty() {
+        name.push("#");
+        name.push(inside);
+    }
+    Below { name: name.into(), version: stamp(&meta.version.line()) }
+}
+
+/// A short name of a version.
+pub(crate) fn stamp(version: &str) -> String {
+    let mut digest = short_digest(version);
+    digest.truncate(16);
+    digest
+}
+
+/// A file of a store that a path of this host names, if it is one.
 ///
 /// # Errors
 /// A part of it is missing: that would be zeroes.
-pub fn complete(path: &Path) -> Result<Fillers, Error> {
-    let mut fillers = Fillers::default();
+pub fn complete(path: &Path) -> Result<Option<Complete>, Error> {
     if !path.iter().any(|name| name == "data") {
-        return Ok(fillers);
+        return Ok(None);
     }
-    let host = becket_image::split(path).host;
+    let Split { host, inside } = becket_image::split(path);
     let Some(data) = host.parent().filter(|dir| dir.file_name() == Some("data".as_ref())) else {
-        return Ok(fillers);
+        return Ok(None);
     };
     let dir = data.parent().unwrap_or(Path::new("/"));
     let Some(meta) =
         read_meta(dir).ok().flatten().filter(|meta| host.file_name() == Some(meta.name.as_ref()))
     else {
-        return Ok(fillers);
+        return Ok(None);
     };
     let table = File::open(dir.join("table")).and_then(Table::new);
     if table.is_ok_and(|table| table.sums(0..meta.chunks()).all(|sum| sum.is_some())) {
+        let mut fillers = Fillers::default();
         if let Ok(file) = fs::metadata(&host) {
             fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
         }
-        return Ok(fillers);
+        // A compressed file of this host may be another one by now.
+        let inside = inside.iter().collect::<PathBuf>();
+        let below = (!meta.url.starts_with("file:")).then(|| below(&meta, inside.as_os_str()));
+        return Ok(Some(Complete { fillers, below }));
     }
     let of = shown(&meta.url);
     let of = of.strip_prefix("file:").unwrap_or(&of).to_owned();

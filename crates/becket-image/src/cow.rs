@@ -10,6 +10,9 @@
 //!   the backing data reports that it cannot open it. No program takes the file on the way for the disk, or
 //!   reads zeroes where nothing was written.
 //!
+//! - For what is fetched or decoded into a file that nobody knows: the same with its URL, or the path of the
+//!   compressed file, and its version ([`Below`]), which must be the same.
+//!
 //! The path is relative (to the overlay) if the file lies in the overlay's directory or below it, so that
 //! both can be moved together.
 //! Here, too, an overlay opens nothing by that name: the name is only compared with the image that the user
@@ -33,7 +36,7 @@ use crate::resolve::{io, resolve_at};
 use crate::source::file::host::{HostFile, lock_fd, open_inode, real_path, size_of, unit_of};
 use crate::source::file::locks::Claim;
 use crate::text::shown;
-use crate::{Error, FileKind, OpenOptions};
+use crate::{Below, Error, FileKind, OpenOptions};
 
 /// Length of an overlay's clusters in bytes, where its file system is not written in longer units.
 const CLUSTER: u64 = 64 << 10;
@@ -51,6 +54,8 @@ pub(crate) struct Base {
     pub(crate) inside: Vec<OsString>,
     /// Which bytes of what the path names, where not all: the first, and at most how many.
     pub(crate) part: Option<(u64, Option<u64>)>,
+    /// What it is known by, where its first file only keeps its bytes.
+    pub(crate) below: Option<Below>,
     /// What QEMU takes the first file for, where that is the same disk.
     pub(crate) plain: Option<&'static str>,
 }
@@ -267,22 +272,45 @@ impl Base {
         }
         let said =
             backing.format.as_deref().map_or_else(String::new, |format| format!(" ({})", shown(format)));
-        let BackingName { name, format } = self.name_in(dir);
-        let moved = format!(
-            "attach that image with it; or, if this is the same image under another name: qemu-img rebase -u -F {} -b {} {}",
-            shown(format.as_deref().unwrap_or_default()),
-            quoted(Path::new(OsStr::from_bytes(&name))),
-            quoted(file),
-        );
-        Err(self.refused(file, format!("it lies over {}{said}", shown(&backing.name)), Some(moved)))
+        let spoken = Spoken::of(&backing.name);
+        let (ours, theirs) = (self.spoken(dir).version, spoken.as_ref().and_then(|it| it.version.clone()));
+        if let (Some(ours), Some(theirs)) = (&ours, &theirs)
+            && ours != theirs
+        {
+            let why = format!(
+                "it lies over version {} of {}, and this is version {}",
+                shown(theirs.as_bytes()),
+                shown(spoken.unwrap_or_default().within(dir).as_os_str().as_bytes()),
+                shown(ours.as_bytes())
+            );
+            let hint = "what was written belongs to the contents that it lies over: attach those with it";
+            return Err(self.refused(file, why, Some(hint.to_owned())));
+        }
+        let mut hint = "attach that image with it".to_owned();
+        // That the contents are the same is for the user to say, but where versions do.
+        if ours == theirs {
+            let BackingName { name, format } = self.name_in(dir);
+            hint += &format!(
+                "; or, if this is the same image under another name: qemu-img rebase -u -F {} -b {} {}",
+                shown(format.as_deref().unwrap_or_default()),
+                quoted(Path::new(OsStr::from_bytes(&name))),
+                quoted(file),
+            );
+        }
+        Err(self.refused(file, format!("it lies over {}{said}", shown(&backing.name)), Some(hint)))
     }
 
     fn refused(&self, file: &Path, why: String, hint: Option<String>) -> Error {
         Error::Overlay { path: file.to_owned(), image: self.path(), why, hint }
     }
 
-    /// Where it is, through images.
+    /// What people know it by.
     fn path(&self) -> PathBuf {
+        self.below.as_ref().map_or_else(|| self.place(), |below| below.name.clone())
+    }
+
+    /// Where it is, through images.
+    fn place(&self) -> PathBuf {
         if let Some(uri) = &self.remote {
             return uri.clone();
         }
@@ -290,12 +318,22 @@ impl Base {
         self.inside.iter().fold(host, |path, name| path.join(name))
     }
 
+    /// What an overlay in a directory says of it in becket's words.
+    fn spoken(&self, dir: &Path) -> Spoken {
+        let version = self.below.as_ref().map(|below| below.version.clone());
+        Spoken { part: self.part, version, path: self.path_in(dir) }
+    }
+
+    fn path_in(&self, dir: &Path) -> PathBuf {
+        let path = self.path();
+        path.strip_prefix(dir).map(Path::to_owned).unwrap_or(path)
+    }
+
     /// What an overlay in a directory says of it.
     fn name_in(&self, dir: &Path) -> BackingName {
-        let path = self.path();
-        let path = path.strip_prefix(dir).map(Path::to_owned).unwrap_or(path);
+        let path = self.path_in(dir);
         let name = match self.plain {
-            None => Spoken { part: self.part, path }.name(),
+            None => self.spoken(dir).name(),
             // QEMU knows the same URIs.
             Some(_) if self.remote.is_some() => path.into_os_string().into_vec(),
             // What has a colon before its first slash is a protocol to QEMU.
@@ -310,7 +348,14 @@ impl Base {
     /// Whether an overlay that lies in a directory speaks of this image.
     fn is_named(&self, backing: &BackingName, dir: &Path) -> bool {
         let Some(plain) = self.plain else {
-            return [dir, Path::new("")].iter().any(|dir| self.name_in(dir).name == backing.name);
+            // Earlier versions of becket named the file that keeps its bytes.
+            let place = self.place();
+            let early = |dir: &&Path| {
+                let path = place.strip_prefix(dir).unwrap_or(&place).to_owned();
+                Spoken { part: self.part, version: None, path }.name() == backing.name
+            };
+            let dirs = [dir, Path::new("")];
+            return dirs.iter().any(|dir| self.name_in(dir).name == backing.name) || dirs.iter().any(early);
         };
         let format = match backing.format.as_deref() {
             None | Some(b"raw" | b"file" | b"host_device") => b"raw",
@@ -348,6 +393,7 @@ mod tests {
             remote: None,
             inside: inside.iter().map(OsString::from).collect(),
             part: None,
+            below: None,
             plain,
         }
     }
@@ -388,6 +434,38 @@ mod tests {
 
         let colon = base(&dir.join("a:b"), &[], Some("raw"));
         assert_eq!(named(&colon, &dir), "./a:b");
+    }
+
+    #[test]
+    fn what_is_kept_in_a_store_is_named_by_where_it_came_from_and_its_version() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = std::fs::canonicalize(temp.path()).unwrap();
+        let of = |name: &str, version: &str| Base {
+            below: Some(Below { name: name.into(), version: version.to_owned() }),
+            ..base(&dir.join("stored"), &["p1"], None)
+        };
+        let url = of("https://h/d.img#p1", "a7");
+        assert_eq!(named(&url, &dir), "becket:=a7:https://h/d.img#p1");
+        let local = of(dir.join("d.gz/p1").to_str().unwrap(), "a7");
+        assert_eq!(named(&local, &dir), "becket:=a7:./d.gz/p1");
+        for early in ["becket:./stored/p1".to_owned(), format!("becket:{}/stored/p1", dir.display())] {
+            assert!(url.is_named(&BackingName { name: early.into(), format: None }, &dir));
+        }
+        let file = dir.join("over.qcow2");
+        let over = |base: Base| lay_over(base, &file, &OpenOptions::default(), &mut Vec::new());
+        over(url).unwrap().overlay.keep();
+        over(of("https://h/d.img#p1", "a7")).unwrap();
+        let refused = |base: Base| {
+            let Error::Overlay { why, hint, .. } = over(base).unwrap_err() else { panic!("another error") };
+            (why, hint.unwrap())
+        };
+        let (why, hint) = refused(of("https://h/d.img#p1", "b8"));
+        assert_eq!(why, "it lies over version a7 of https://h/d.img#p1, and this is version b8");
+        assert!(!hint.contains("rebase"), "{hint}");
+        let (why, hint) = refused(of("https://other/d.img#p1", "a7"));
+        assert!(why.contains("a7:https://h/d.img#p1") && hint.contains("rebase -u"), "{why}: {hint}");
+        let (_, hint) = refused(base(&dir.join("stored"), &[], None));
+        assert!(!hint.contains("rebase"), "{hint}");
     }
 
     #[test]

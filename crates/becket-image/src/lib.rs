@@ -48,7 +48,7 @@ pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
 pub use open::{Claimed, claim, locate, look, look_by, open, open_partly, open_to_serve};
 pub use opened::{Location, Opened};
-pub use options::{OpenOptions, Tail};
+pub use options::{Below, OpenOptions, Tail};
 pub use partition::Partition;
 pub use qcow2::export;
 pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};

@@ -417,7 +417,9 @@ fn open_inside(
         let plain = (whole && walked.levels.len() == 1 && !stored)
             .then(|| image.stored().map_or("raw", |about| disk::name_to_qemu(about.format)));
         let image_part = part_of(&image, offset, len)?;
-        let base = Base { image: image_part, links, remote: None, inside: inside.to_vec(), part, plain };
+        let below = options.below.clone();
+        let inside = inside.to_vec();
+        let base = Base { image: image_part, links, remote: None, inside, part, below, plain };
         let stack = cow::lay_over(base, file, options, &mut warnings)?;
         (image, links, overlay) = (stack.image, stack.links, Some(stack.overlay));
         read_only = options.read_only || stack.read_only.is_some();

@@ -35,6 +35,8 @@ pub struct OpenOptions {
     /// The qcow2 over the image that receives the writes, created if it does not exist: the image is only
     /// read then.
     pub cow: Option<PathBuf>,
+    /// What an overlay says of the image below it, where its file only keeps what comes from elsewhere.
+    pub below: Option<Below>,
     /// Parse it whatever that costs: see [`crate::budget`].
     pub no_limits: bool,
     /// Nothing is to come of it: no file is created, and none is marked. The rest is as for a real opening.
@@ -44,6 +46,15 @@ pub struct OpenOptions {
     /// How long a server may not answer that has an image which is opened by its URI; a time of becket's own
     /// if it is not given.
     pub patience: Option<Duration>,
+}
+
+/// An image whose bytes are kept in a file that is not what the user knows it by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Below {
+    /// Its URL, or its path on this host (absolute, without symbolic links), with the way inside it.
+    pub name: PathBuf,
+    /// Which contents it has: letters and digits, others for other contents.
+    pub version: String,
 }
 
 /// What becomes of the bytes at the end of an image that fill no block.

@@ -209,6 +209,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
             remote: Some(path.clone()),
             inside: Vec::new(),
             part,
+            below: None,
             plain,
         };
         let stack = cow::lay_over(base, file, options, &mut warnings)?;

@@ -290,3 +290,42 @@ fn a_file_of_several_frames_or_members_is_read_as_a_whole_from_the_first_command
         }
     }
 }
+
+#[test]
+fn fuse_an_overlay_of_a_compressed_file_lies_over_its_contents_wherever_they_are_stored() {
+    let name =
+        "streams::fuse_an_overlay_of_a_compressed_file_lies_over_its_contents_wherever_they_are_stored";
+    if !require_root(name) || !require_fuse(name) || !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    let plain = ext4(&place);
+    let packed = pack(&place, &plain, "gzip");
+    let over = |more: &[&str]| {
+        let words = [&["attach", "--via", "fuse", "d.img.gz", "--cow", "o.qcow2"], more].concat();
+        let ran = run(&place, &words);
+        if ran.code == 0 {
+            ok(&place, &["detach", "--all"]);
+        }
+        ran
+    };
+    assert_eq!(over(&[]).code, 0);
+    let head = fs::read(place.path("o.qcow2")).unwrap();
+    assert!(head[..4096].windows(13).any(|part| part == b":./d.img.gz\0\0"), "it names the file");
+    // Its times change; it is copied; it is decoded elsewhere.
+    let bytes = fs::read(&packed).unwrap();
+    fs::remove_file(&packed).unwrap();
+    fs::write(&packed, &bytes).unwrap();
+    assert_eq!(over(&[]).code, 0);
+    assert_eq!(over(&["--store", place.path("other").to_str().unwrap()]).code, 0);
+    // Other contents are another image.
+    image::random(&plain, 48 << 20, 99);
+    pack(&place, &plain, "gzip");
+    let ran = over(&[]);
+    assert!(
+        ran.code == 1 && ran.err.contains("it lies over version ") && ran.err.contains("d.img.gz, and this")
+    );
+    assert!(!ran.err.contains("rebase"), "{ran:?}");
+    fs::write(&packed, &bytes).unwrap();
+    assert_eq!(over(&[]).code, 0);
+}

@@ -343,7 +343,7 @@ impl Dirs {
             // Nor is what QEMU has said: to name a server is to allow it.
             let hint = match Spoken::of(name) {
                 Some(spoken) => {
-                    let (options, backing) = (spoken.options(), said(&dir.join(&spoken.path)));
+                    let (options, backing) = (spoken.options(), said(&spoken.within(dir)));
                     Some(format!("attach the image below it: becket attach {options}{backing} --cow {over}"))
                 }
                 None => (is_remote(server) && what == BACKING).then(|| {

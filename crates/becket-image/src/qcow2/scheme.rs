@@ -1,8 +1,10 @@
-//! Names of backing files that only becket understands: paths through images, and parts of images.
+//! Names of backing files that only becket understands: paths through images, parts of images, and images that
+//! are fetched or decoded.
 //! It opens nothing: such a name is only compared and shown.
 //!
 //! `becket:PATH`, or `becket:OFFSET+LENGTH:PATH` for LENGTH bytes from OFFSET on (all of them without a
-//! LENGTH). PATH begins with `/`, or with `./` and is then relative to the overlay's directory.
+//! LENGTH). PATH begins with `/`, or with `./` and is then relative to the overlay's directory. `=VERSION:`
+//! before PATH says which contents are meant; with it, PATH may be a URL.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,11 +13,18 @@ use std::path::{Path, PathBuf};
 const SCHEME: &[u8] = b"becket:";
 
 /// What such a name says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Spoken {
     /// The first byte, and how many at most.
     pub(crate) part: Option<(u64, Option<u64>)>,
+    /// Which contents, where that is said.
+    pub(crate) version: Option<String>,
     pub(crate) path: PathBuf,
+}
+
+/// Whether it is a URL: a path that was looked up has no two slashes beside each other.
+fn is_url(path: &[u8]) -> bool {
+    path.windows(3).any(|part| part == b"://")
 }
 
 impl Spoken {
@@ -26,7 +35,10 @@ impl Spoken {
             let limit = limit.map_or_else(String::new, |limit| limit.to_string());
             name.extend(format!("{offset}+{limit}:").into_bytes());
         }
-        if self.path.is_relative() {
+        if let Some(version) = &self.version {
+            name.extend(format!("={version}:").into_bytes());
+        }
+        if self.path.is_relative() && !is_url(self.path.as_os_str().as_bytes()) {
             name.extend(b"./");
         }
         name.extend(self.path.as_os_str().as_bytes());
@@ -35,23 +47,31 @@ impl Spoken {
 
     /// What a name says; `None` where it is not one of these.
     pub(crate) fn of(name: &[u8]) -> Option<Spoken> {
-        let rest = name.strip_prefix(SCHEME)?;
-        let (part, path) = match rest.first()? {
-            b'/' | b'.' => (None, rest),
-            _ => {
-                let colon = rest.iter().position(|byte| *byte == b':')?;
-                let (numbers, path) = rest.split_at_checked(colon)?;
-                let (offset, limit) = std::str::from_utf8(numbers).ok()?.split_once('+')?;
-                let limit = if limit.is_empty() { None } else { Some(limit.parse().ok()?) };
-                (Some((offset.parse().ok()?, limit)), path.strip_prefix(b":")?)
-            }
-        };
-        let path = match path.strip_prefix(b"./") {
+        let mut rest = name.strip_prefix(SCHEME)?;
+        let mut part = None;
+        if rest.first()?.is_ascii_digit() {
+            let (numbers, more) = up_to_colon(rest)?;
+            let (offset, limit) = std::str::from_utf8(numbers).ok()?.split_once('+')?;
+            let limit = if limit.is_empty() { None } else { Some(limit.parse().ok()?) };
+            (part, rest) = (Some((offset.parse().ok()?, limit)), more);
+        }
+        let mut version = None;
+        if let Some(said) = rest.strip_prefix(b"=") {
+            let (said, more) = up_to_colon(said)?;
+            version = Some(std::str::from_utf8(said).ok()?.to_owned());
+            rest = more;
+        }
+        let path = match rest.strip_prefix(b"./") {
             Some(rest) if !rest.starts_with(b"/") => rest,
-            _ if path.starts_with(b"/") => path,
+            _ if rest.starts_with(b"/") || version.is_some() && is_url(rest) => rest,
             _ => return None,
         };
-        Some(Spoken { part, path: Path::new(OsStr::from_bytes(path)).to_owned() })
+        Some(Spoken { part, version, path: Path::new(OsStr::from_bytes(path)).to_owned() })
+    }
+
+    /// What is named, where an overlay that lies in `dir` says so.
+    pub(crate) fn within(&self, dir: &Path) -> PathBuf {
+        if is_url(self.path.as_os_str().as_bytes()) { self.path.clone() } else { dir.join(&self.path) }
     }
 
     /// The options of `becket attach` that say which part is meant, each with a space behind it.
@@ -63,20 +83,28 @@ impl Spoken {
     }
 }
 
+/// What is before the first colon, and behind it.
+fn up_to_colon(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = text.iter().position(|byte| *byte == b':')?;
+    Some((text.get(..colon)?, text.get(colon + 1..)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_said_is_understood() {
-        for (name, part, path, options) in [
-            ("becket:/srv/a b.iso/x", None, "/srv/a b.iso/x", ""),
-            ("becket:./disk.img/p2", None, "disk.img/p2", ""),
-            ("becket:./12+3:x", None, "12+3:x", ""),
-            ("becket:512+:/d", Some((512, None)), "/d", "--offset 512 "),
-            ("becket:0+4096:./d:e", Some((0, Some(4096))), "d:e", "--offset 0 --size-limit 4096 "),
+        for (name, part, version, path, options) in [
+            ("becket:/srv/a b.iso/x", None, None, "/srv/a b.iso/x", ""),
+            ("becket:./disk.img/p2", None, None, "disk.img/p2", ""),
+            ("becket:./12+3:x", None, None, "12+3:x", ""),
+            ("becket:512+:/d", Some((512, None)), None, "/d", "--offset 512 "),
+            ("becket:0+4096:./d:e", Some((0, Some(4096))), None, "d:e", "--offset 0 --size-limit 4096 "),
+            ("becket:=a7:https://h/d.img#p1", None, Some("a7"), "https://h/d.img#p1", ""),
+            ("becket:512+:=a7:./d.gz", Some((512, None)), Some("a7"), "d.gz", "--offset 512 "),
         ] {
-            let spoken = Spoken { part, path: path.into() };
+            let spoken = Spoken { part, version: version.map(str::to_owned), path: path.into() };
             assert_eq!(Spoken::of(name.as_bytes()).as_ref(), Some(&spoken), "{name}");
             assert_eq!((spoken.name(), spoken.options().as_str()), (name.as_bytes().to_vec(), options));
         }
@@ -94,6 +122,8 @@ mod tests {
             "becket:.//x",
             "becket:1:/x",
             "becket:1+x:/x",
+            "becket:http://h/x",
+            "becket:=a7:x",
         ] {
             assert_eq!(Spoken::of(name.as_bytes()), None, "{name}");
         }

@@ -9,8 +9,8 @@ use crate::{
     progress::Progress,
 };
 use becket_device::AttachOptions;
-use becket_fetch::{Decoded, Options, Place, Remote, Waiting};
-use becket_image::{Fillers, Format, link::rbd};
+use becket_fetch::{Complete, Decoded, Options, Place, Remote, Waiting};
+use becket_image::{Below, Fillers, Format, link::rbd};
 use std::{
     borrow::Cow,
     io::{self, Write as _},
@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Local<'a> {
     pub(super) path: Cow<'a, Path>,
     pub(super) fillers: Fillers,
+    /// What an overlay of it says, where the file only keeps its bytes.
+    pub(super) below: Option<Below>,
     /// What was decoded for it stays in the store as long as this lives.
     pub(super) decoded: Option<Decoded>,
 }
@@ -36,7 +38,7 @@ pub(super) struct Local<'a> {
 impl<'a> Local<'a> {
     /// One that is on this host.
     pub(super) fn new(path: impl Into<Cow<'a, Path>>) -> Self {
-        Self { path: path.into(), fillers: Fillers::default(), decoded: None }
+        Self { path: path.into(), fillers: Fillers::default(), below: None, decoded: None }
     }
 }
 
@@ -80,6 +82,7 @@ fn opened<'a>(
         Some(decoded) => Local {
             path: Cow::Owned(decoded.path.clone()),
             fillers: decoded.fillers.clone(),
+            below: Some(decoded.below.clone()),
             decoded: Some(decoded),
         },
     })
@@ -106,13 +109,17 @@ fn of_ceph(path: &Path, asked: &OriginOptions) -> PathBuf {
 
 fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, Option<Remote>), Failure> {
     if !becket_fetch::is_remote(path.as_os_str()) {
-        let fillers = becket_fetch::complete(path).map_err(|error| failure(verb, path, &error))?;
-        return Ok((Local { fillers, ..Local::new(path) }, None));
+        let complete = becket_fetch::complete(path).map_err(|error| failure(verb, path, &error))?;
+        let local = Local::new(path);
+        return Ok(match complete {
+            Some(Complete { fillers, below }) => (Local { fillers, below, ..local }, None),
+            None => (local, None),
+        });
     }
     let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, how));
     let remote = remote.map_err(|error| failure(verb, path, &error))?;
     let (path, fillers) = (Cow::Owned(remote.path.clone()), remote.fillers.clone());
-    Ok((Local { path, fillers, decoded: None }, Some(remote)))
+    Ok((Local { path, fillers, below: Some(remote.below.clone()), decoded: None }, Some(remote)))
 }
 
 /// The same for an image that is to be attached; it is attached read-only, unless it has an overlay. The last
@@ -130,7 +137,7 @@ pub(super) fn for_device<'a>(
     how.whole = !becket_device::may_be_served(options);
     let local = opened(path, options.open.format, asked, &how, "attach")?;
     let mut options = options.clone();
-    options.open.fillers = local.fillers;
+    (options.open.fillers, options.open.below) = (local.fillers, local.below);
     // The store is never written to.
     options.open.read_only |= !options.open.fillers.is_empty() && options.open.cow.is_none();
     if matches!(local.path, Cow::Owned(_)) && !rbd::is_name(path) {

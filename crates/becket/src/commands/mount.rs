@@ -39,7 +39,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
-    let local = Local { path, fillers: options.open.fillers, decoded };
+    let local = Local { path, fillers: options.open.fillers, below: options.open.below, decoded };
     let mounted = pick(&info, args, &local).and_then(|node| {
         let opened = args.device.key_file.as_ref();
         let opened = opened.map(|key| luks::open(&info, &node, key, &args.image)).transpose()?;

@@ -63,6 +63,14 @@ pub enum Error {
         /// How many are free.
         free: u64,
     },
+    /// The store has no room for all of an object that it is to keep.
+    #[error("{url}: the store has no room for all of it: {stored} bytes of it are there")]
+    Full {
+        /// The URL, safe to show.
+        url: String,
+        /// How many bytes of it the store has.
+        stored: u64,
+    },
     /// A path leads into a store, to a file that is not complete.
     #[error("{path}: it is a file of becket's store, in which not all of {of} is there")]
     Incomplete {
@@ -85,6 +93,8 @@ pub enum Error {
     },
 }
 
+const MAKE_ROOM: &str = "make room there, or name another directory by --store DIR";
+
 impl Error {
     /// One word for scripts.
     pub fn kind(&self) -> &'static str {
@@ -94,7 +104,7 @@ impl Error {
             Error::Changed { .. } => "source_changed",
             Error::Away { .. } => "origin_away",
             Error::Stream { .. } | Error::NoRoom { .. } => "stream",
-            Error::Store { .. } | Error::Incomplete { .. } => "store",
+            Error::Store { .. } | Error::Full { .. } | Error::Incomplete { .. } => "store",
         }
     }
 
@@ -107,9 +117,8 @@ impl Error {
             Error::NoRoom { .. } => Some("name a directory on a larger file system by --store DIR"),
             Error::Changed { .. } => Some("run the command again to use the new version"),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
-            Error::Store { source, .. } if is_full(source) => {
-                Some("make room there, or name another directory by --store DIR; --no-store needs none")
-            }
+            Error::Full { .. } => Some(MAKE_ROOM),
+            Error::Store { source, .. } if is_full(source) => Some(MAKE_ROOM),
             _ => None,
         }
     }

@@ -74,6 +74,6 @@ pub use error::Error;
 pub use fetcher::fetch;
 pub use origin::{is_remote, named};
 pub use place::Place;
-pub use remote::{Options, Remote, open};
+pub use remote::{Note, Options, Remote, open};
 pub use store::{Complete, Dropped, Entry, Store, Verified, complete};
 pub use version::Version;

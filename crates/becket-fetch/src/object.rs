@@ -74,6 +74,8 @@ pub(crate) struct Object {
     pub(crate) memory: InMemory,
     /// Nothing is written into the store.
     pub(crate) memory_only: bool,
+    /// What the store has no room for is an error.
+    pub(crate) must_keep: bool,
     /// When there was no room in it.
     full: Mutex<Option<Instant>>,
     /// See [`crate::Options`].
@@ -162,6 +164,7 @@ impl Object {
             presence,
             memory,
             memory_only: false,
+            must_keep: false,
             full: Mutex::default(),
             record: false,
             exact: false,
@@ -345,7 +348,8 @@ impl Object {
         digest::forget(&self.held).map_err(self.failed("its note cannot be removed"))?;
         match self.held.table.set(first, &sums, false) {
             // Without their entries the chunks are there as long as these processes know them.
-            Err(error) if is_full(&error) => return Ok(()),
+            Err(error) if is_full(&error) && !self.must_keep => return Ok(()),
+            Err(error) if is_full(&error) => return Err(self.no_room()),
             set => set.map_err(self.failed("its table cannot be written"))?,
         }
         let mut fresh = lock(&self.fresh);
@@ -537,6 +541,9 @@ impl Object {
     /// The next bytes of a run. From the chunk on for which the store has no room, they are kept in memory.
     fn came(&self, busy: &mut Busy<'_>, coming: &mut Coming, mut bytes: &[u8]) -> Result<(), Error> {
         if coming.place == Where::File && !self.write(bytes, coming.at)? {
+            if self.must_keep {
+                return Err(self.no_room());
+            }
             coming.place = Where::Memory;
             self.move_start(coming)?;
         }
@@ -567,6 +574,11 @@ impl Object {
             busy.good(coming.chunk, coming.place);
         }
         Ok(())
+    }
+
+    fn no_room(&self) -> Error {
+        let Held { meta, table, .. } = &self.held;
+        Error::Full { url: shown(&meta.url), stored: meta.stored(table) }
     }
 
     /// Keeps the next bytes in memory, where they are of one chunk.

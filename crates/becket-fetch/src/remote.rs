@@ -13,8 +13,9 @@ use becket_image::{Below, Fillers, Identity};
 use crate::Error;
 use crate::access::Access;
 use crate::client::{Client, Waiting};
+use crate::error::is_full;
 use crate::object::{Object, RUN, Supply};
-use crate::place::Place;
+use crate::place::{Place, shown};
 use crate::store::{Store, below};
 use crate::table::index;
 use crate::trace;
@@ -22,6 +23,9 @@ use crate::version::Version;
 
 /// How many bytes the first request asks for, of what is not in the store.
 const FIRST: u64 = 64 << 10;
+
+/// Hears a sentence.
+pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How to open an object.
 #[derive(Clone, Default)]
@@ -34,6 +38,8 @@ pub struct Options {
     pub certain: bool,
     /// Use no store: keep what is fetched in memory, as far as it fits there.
     pub no_store: bool,
+    /// What the store has no room for is an error; else it is kept in memory.
+    pub must_keep: bool,
     /// How many bytes the store may keep of objects that nobody uses.
     pub limit: Option<u64>,
     /// How long a server may not answer.
@@ -42,6 +48,8 @@ pub struct Options {
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
     /// Hears why a server is asked again, when the first second has passed without an answer.
     pub waiting: Option<Waiting>,
+    /// Hears what the user should know although it goes on.
+    pub note: Option<Note>,
     /// Note which bytes are needed and when, and fetch no others ahead.
     pub record: bool,
     /// What a device will need, by a trace: fetched in this order, behind what is waited for.
@@ -78,18 +86,32 @@ pub struct Remote {
 /// # Errors
 /// The URL, the server's answer or the store cannot be used.
 pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
-    let store = if options.no_store { Store::temporary()? } else { Store::open(options.store.as_deref())? };
+    let mut store = None;
+    if !options.no_store {
+        store = room(Store::open(options.store.as_deref()), place, options)?;
+    }
     let mut client =
         Client::new(&place.url, &Access::of_user(&place.url)?, options.patience, options.patience)?;
     client.waiting = options.waiting.clone();
     let mut head = Vec::new();
-    let len = if store.has_start(&place.url) { 1 } else { FIRST };
+    let len = if store.as_ref().is_some_and(|store| store.has_start(&place.url)) { 1 } else { FIRST };
     let known = client.first(len, &mut |bytes| {
         head.extend_from_slice(bytes);
         Ok(())
     })?;
-    let held = store.hold(place, &known)?;
-    if let Some(limit) = options.limit.filter(|_| !options.no_store) {
+    let mut held = None;
+    if let Some(store) = &store {
+        held = room(store.hold(place, &known), place, options)?;
+    }
+    let memory_only = held.is_none();
+    let held = match held {
+        Some(held) => held,
+        None => Store::temporary()?.hold(place, &known)?,
+    };
+    if let (true, Some(note)) = (memory_only && !options.no_store, &options.note) {
+        note(&format!("{}: the store has no room for it, so it is kept in memory", shown(&place.url)));
+    }
+    if let (Some(limit), Some(store)) = (options.limit, &store) {
         // This object is held, so it stays.
         store.shrink(limit)?;
     }
@@ -99,7 +121,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
         .map_err(Error::store(&file, "there is no memory for it"))?;
     table.expect(held.table.count(table.chunks()));
     let mut object = Object::new(held, Supply::Server(client), known, table, false);
-    object.memory_only = options.no_store;
+    (object.memory_only, object.must_keep) = (memory_only, options.must_keep);
     object.progress = options.progress.clone();
     (object.record, object.exact) = (options.record, options.record || !options.foreseen.is_empty());
     object.foreseen.clone_from(&options.foreseen);
@@ -110,6 +132,17 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let path = if place.inside.is_empty() { file.clone() } else { file.join(Path::new(&place.inside)) };
     let below = below(&object.held.meta, &place.inside);
     Ok(Remote { path, file, fillers, below, object })
+}
+
+/// What the store made; `None` where it has no room for that, and memory may keep the object instead.
+fn room<T>(made: Result<T, Error>, place: &Place, options: &Options) -> Result<Option<T>, Error> {
+    match made {
+        Err(Error::Store { source, .. }) if is_full(&source) => match options.must_keep {
+            true => Err(Error::Full { url: shown(&place.url), stored: 0 }),
+            false => Ok(None),
+        },
+        made => made.map(Some),
+    }
 }
 
 impl Remote {

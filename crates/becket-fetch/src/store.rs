@@ -71,6 +71,14 @@ impl Meta {
         self.chunks() * 8
     }
 
+    /// How many bytes are there, by the table.
+    pub(crate) fn stored(&self, table: &Table) -> u64 {
+        let there = (0_u64..).zip(table.sums(0..self.chunks())).filter(|(_, sum)| sum.is_some());
+        there
+            .map(|(chunk, _)| self.chunk.min(self.size.saturating_sub(chunk.saturating_mul(self.chunk))))
+            .sum()
+    }
+
     pub(crate) fn chunks(&self) -> u64 {
         self.size.div_ceil(self.chunk)
     }
@@ -152,8 +160,11 @@ pub struct Dropped {
 pub struct Verified {
     /// Bytes whose checksum is right.
     pub good: u64,
-    /// Bytes whose checksum was wrong: they are fetched again when they are needed.
+    /// Bytes whose checksum was wrong: they are fetched again when they are needed by what does not read them
+    /// already.
     pub damaged: u64,
+    /// Whether a process or a device uses it, and may read what is damaged.
+    pub in_use: bool,
 }
 
 /// A file of the store that is complete.
@@ -410,7 +421,9 @@ impl Store {
     }
 
     /// Compares all chunks of an object with their checksums. Chunks that are damaged are fetched again when
-    /// they are needed; `step` hears how many bytes were looked at.
+    /// they are needed: who begins to use it compares them, too. As long as it is in use they are found again
+    /// each time, for what has compared them before goes on with them. `step` hears how many bytes were
+    /// looked at.
     ///
     /// # Errors
     /// The object cannot be read.
@@ -418,8 +431,9 @@ impl Store {
         let failed = || Error::store(&entry.path, "it cannot be read");
         let missing = || failed()(io::ErrorKind::NotFound.into());
         let meta = read_meta(&entry.dir).map_err(failed())?.ok_or_else(missing)?;
+        let in_use = unused(&entry.dir, &entry.path).map_err(failed())?.is_none();
         let Some(held) = self.look(&entry.dir, &meta).map_err(failed())? else { return Err(missing()) };
-        let mut verified = Verified { good: 0, damaged: 0 };
+        let mut verified = Verified { good: 0, damaged: 0, in_use };
         let mut buffer = vec![0; 128 << 10];
         for (chunk, sum) in (0..).zip(held.table.sums(0..held.meta.chunks())) {
             let Some(sum) = sum else { continue };
@@ -427,7 +441,9 @@ impl Store {
             match checksum(&held.data, start, len, &mut buffer).map_err(failed())? == sum {
                 true => verified.good += len,
                 false => {
-                    held.table.clear(chunk..chunk + 1).map_err(failed())?;
+                    if !in_use {
+                        held.table.clear(chunk..chunk + 1).map_err(failed())?;
+                    }
                     verified.damaged += len;
                 }
             }
@@ -549,16 +565,11 @@ fn describe(dir: PathBuf) -> Option<Entry> {
     let meta = read_meta(&dir).ok().flatten()?;
     let table = Table::new(File::open(dir.join("table")).ok()?).ok()?;
     let path = dir.join("data").join(&meta.name);
-    let there = (0_u64..).zip(table.sums(0..meta.chunks())).filter(|(_, sum)| sum.is_some());
-    let stored = there.map(|(chunk, _)| {
-        let start = chunk.saturating_mul(meta.chunk);
-        meta.chunk.min(meta.size.saturating_sub(start))
-    });
     let used = fs::metadata(dir.join("meta.json")).and_then(|meta| meta.modified()).ok()?;
     let used = used.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     Some(Entry {
         url: shown(&meta.url),
-        stored: stored.sum(),
+        stored: meta.stored(&table),
         size: meta.size,
         used,
         in_use: matches!(unused(&dir, &path), Ok(None)),

@@ -4,12 +4,12 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::FileExt as _};
+use std::{fs, os::unix::fs::FileExt as _, process::Command};
 
-use becket_testkit::{origin::Origin, require_fuse};
-use common::fetched::{BLOCK, random};
+use becket_testkit::{origin::Origin, require_fuse, require_root, tool};
+use common::fetched::{BLOCK, attach, block_of, open, random, read};
 use common::scratch;
-use common::web::run;
+use common::web::{command, ok, run};
 
 #[test]
 fn fuse_an_overlay_of_a_url_is_found_again_by_its_url_and_version() {
@@ -51,4 +51,69 @@ fn fuse_an_overlay_of_a_url_is_found_again_by_its_url_and_version() {
     let ran = over(&[]);
     assert!(ran.code == 1 && ran.err.contains("it lies over version ") && ran.err.contains(&url), "{ran:?}");
     assert!(!ran.err.contains("rebase"), "{ran:?}");
+}
+
+#[test]
+fn a_store_without_any_room_is_no_reason_to_stop_but_for_what_is_to_stay_there() {
+    let name = "http_store::a_store_without_any_room_is_no_reason_to_stop_but_for_what_is_to_stay_there";
+    if !require_root(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 20 << 20);
+    let origin = Origin::start(bytes.clone());
+    let url = origin.url("/d.img");
+    let small = place.dir("small");
+    tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&small));
+    let store = small.join("store");
+    let store = store.to_str().unwrap();
+    let prefetched = run(&place, &["store", "prefetch", "--store", store, &url]);
+    let list = run(&place, &["--json", "store", "list", "--store", store]).json();
+    ok(&place, &["store", "drop", "--all", "--store", store]);
+    let mut full = fs::File::create(small.join("full")).unwrap();
+    let _ = std::io::copy(&mut std::io::Read::take(std::io::repeat(7), 9 << 20), &mut full);
+    drop(full);
+    let got = command(&place, &["cat", "--store", store, &url]).output().unwrap();
+    let again = run(&place, &["store", "prefetch", "--store", store, &url]);
+    becket_testkit::umount(&small);
+    assert!(prefetched.code == 1 && prefetched.out.is_empty(), "{prefetched:?}");
+    let stored = list["objects"][0]["stored"].as_u64().unwrap();
+    assert!((4 << 20..8 << 20).contains(&stored), "{list:#}");
+    assert!(prefetched.err.contains("the store has no room for all of it: "), "{prefetched:?}");
+    assert!(
+        prefetched.err.contains("--store DIR") && !prefetched.err.contains("--no-store"),
+        "{prefetched:?}"
+    );
+    let said = String::from_utf8_lossy(&got.stderr);
+    assert!(got.status.success() && got.stdout == bytes, "{said}");
+    assert!(said.contains("the store has no room for it, so it is kept in memory"), "{said}");
+    assert!(again.code == 1 && again.err.contains("the store has no room for all of it"), "{again:?}");
+}
+
+#[test]
+fn fuse_what_is_damaged_below_a_device_is_not_said_to_be_whole_until_it_is_attached_again() {
+    let name =
+        "http_store::fuse_what_is_damaged_below_a_device_is_not_said_to_be_whole_until_it_is_attached_again";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 4 << 20);
+    let origin = Origin::start(bytes.clone());
+    let url = origin.url("/d.img");
+    let disk = attach(&place, &[&url]);
+    assert!(fs::read(&disk).unwrap() == bytes);
+    let list = run(&place, &["--json", "store", "list"]).json();
+    let file = fs::File::options().write(true).open(list["objects"][0]["path"].as_str().unwrap()).unwrap();
+    file.write_all_at(&[!bytes[1 << 20]], 1 << 20).unwrap();
+    for round in 0..2 {
+        let ran = run(&place, &["store", "verify"]);
+        assert!(ran.code == 1 && ran.err.contains("8K are damaged, and what uses it"), "{round}: {ran:?}");
+    }
+    assert!(read(&open(&disk), 256).unwrap().0 != block_of(&bytes, 256), "the device has it still");
+    place.ok(["detach", "--all"]);
+    let disk = attach(&place, &[&url]);
+    assert!(fs::read(&disk).unwrap() == bytes);
+    ok(&place, &["store", "verify"]);
+    place.ok(["detach", "--all"]);
 }

@@ -196,6 +196,11 @@ pub(super) fn options(store: &StoreOptions) -> Options {
                 "becket: {url}: {why}; it is tried again for {seconds} s (--origin-timeout)"
             );
         })),
+        note: Some(Arc::new(|note| {
+            crate::progress::silence();
+            let _ = writeln!(io::stderr(), "becket: {note}");
+        })),
+        must_keep: false,
         record: false,
         whole: false,
         certain: false,

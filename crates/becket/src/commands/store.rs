@@ -9,7 +9,7 @@ use crate::{
     ui::{Ui, table},
     units::{format_date, format_size},
 };
-use becket_fetch::{Entry, Place, Store};
+use becket_fetch::{Entry, Options, Place, Store};
 use serde_json::{Value, json};
 use std::{ops::Range, path::Path};
 
@@ -87,9 +87,17 @@ fn verify(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure>
         if verified.damaged > 0 {
             status = 1;
             let damaged = format_size(verified.damaged);
-            ui.note(format!("{}: {damaged} were damaged, and are fetched again when needed", entry.url));
+            ui.note(match verified.in_use {
+                true => format!(
+                    "{}: {damaged} are damaged, and what uses it now may read them; detach it, and they are \
+                     fetched again when it is attached",
+                    entry.url
+                ),
+                false => format!("{}: {damaged} were damaged, and are fetched again when needed", entry.url),
+            });
         }
-        reports.push(json!({ "url": entry.url, "good": verified.good, "damaged": verified.damaged }));
+        let becket_fetch::Verified { good, damaged, in_use } = verified;
+        reports.push(json!({ "url": entry.url, "good": good, "damaged": damaged, "in_use": in_use }));
     }
     if ui.json {
         ui.document(&json!({ "verified": reports }))?;
@@ -166,7 +174,8 @@ fn fetch(url: &str, asked: &StoreOptions, ranges: Option<&[Range<u64>]>) -> Resu
         return Err(Failure::usage(format!("{url} is not a URL")).hint("URLs begin with http:// or https://"));
     }
     let place = Place::parse(path.as_os_str()).map_err(failed)?;
-    let remote = becket_fetch::open(&place, &fetched::options(asked)).map_err(failed)?;
+    let options = Options { must_keep: true, ..fetched::options(asked) };
+    let remote = becket_fetch::open(&place, &options).map_err(failed)?;
     match ranges {
         Some(ranges) => remote.bring_in_order(ranges).map_err(failed)?,
         None => remote.bring_all().map_err(failed)?,

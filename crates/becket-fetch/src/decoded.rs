@@ -102,13 +102,14 @@ pub fn decoded(
         None => Arc::new(PackedFile { file, state: written(&meta), called: called.clone() }),
     };
     let (len, limit, progress) = (meta.len(), options.limit, options.progress.clone());
-    let stream = Stream { packing, called, len, packed, limit, progress };
+    let stream = Stream { packing, called: called.clone(), len, packed, limit, progress };
     let found = store.find_unpacked(&url, &version)?;
     if matches!(found, Unpacked::Nothing | Unpacked::Part) && !options.whole {
         let usable = |size: &u64| (LONG..=SIZE_MAX).contains(size) && size.is_multiple_of(UNIT);
         if let Some(size) = length::of(&stream, says, options.certain)?.filter(usable) {
             let (path, fillers) = while_read(&store, Meta::of(&url, &version, size, &name), stream)?;
             shrink(&store, options)?;
+            not_again(&path, &fillers, called)?;
             return Ok(Some(Decoded { path: in_it(&path), fillers, below, _held: None }));
         }
     }
@@ -119,8 +120,20 @@ pub fn decoded(
     shrink(&store, options)?;
     let file = held.data.metadata().map_err(Error::store(&held.path, "its status cannot be read"))?;
     let mut fillers = Fillers::default();
-    fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
+    fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() }, called.clone());
+    not_again(&held.path, &fillers, called)?;
     Ok(Some(Decoded { path: in_it(&held.path), fillers, below, _held: Some(Arc::new(held)) }))
+}
+
+/// That what was decoded is no such file, too.
+fn not_again(path: &Path, fillers: &Fillers, file: String) -> Result<(), Error> {
+    let Some((packing, _)) = packing_of(path, &[], Format::Auto, fillers) else { return Ok(()) };
+    let why = format!("what it yields is compressed once more, by {}", packing.name());
+    Err(Error::Stream {
+        file,
+        why,
+        fix: Some("unpack it once, and name the file that this yields".to_owned()),
+    })
 }
 
 /// A line that a compressed file with other contents does not have, whatever its name and its times. At its

@@ -95,6 +95,11 @@ pub(crate) fn shown(url: &str) -> String {
     becket_image::shown(format!("{text}{query}").as_bytes())
 }
 
+/// The same of where an object comes from, which may be a file of this host.
+pub(crate) fn shown_source(url: &str) -> String {
+    url.strip_prefix("file:").map_or_else(|| shown(url), |path| becket_image::shown(path.as_bytes()))
+}
+
 /// The parts of a URL; all borrowed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts<'a> {

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use crate::Error;
 use crate::object::{Chunk, Object, RUN, Supply, UNIT, lock};
 use crate::order::{Order, Unpack};
-use crate::place::shown;
+use crate::place::shown_source;
 use crate::steps::Steps;
 use crate::table::index;
 use crate::trace;
@@ -192,7 +192,7 @@ fn envelope(file: &File) -> io::Result<OwnedFd> {
 
 impl Filler for Object {
     fn name(&self) -> String {
-        shown(&self.held.meta.url)
+        shown_source(&self.held.meta.url)
     }
 
     fn bring(&self, range: Range<u64>) -> io::Result<bool> {

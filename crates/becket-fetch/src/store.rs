@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::latest;
-use crate::place::{Place, short_digest, shown};
+use crate::place::{Place, short_digest, shown, shown_source};
 use crate::table::Table;
 use crate::temporary::Temporary;
 use crate::trace::{self, Need};
@@ -492,15 +492,14 @@ pub fn complete(path: &Path) -> Result<Option<Complete>, Error> {
     if table.is_ok_and(|table| table.sums(0..meta.chunks()).all(|sum| sum.is_some())) {
         let mut fillers = Fillers::default();
         if let Ok(file) = fs::metadata(&host) {
-            fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() });
+            fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() }, shown_source(&meta.url));
         }
         // A compressed file of this host may be another one by now.
         let inside = inside.iter().collect::<PathBuf>();
         let below = (!meta.url.starts_with("file:")).then(|| below(&meta, inside.as_os_str()));
         return Ok(Some(Complete { fillers, below }));
     }
-    let of = shown(&meta.url);
-    let of = of.strip_prefix("file:").unwrap_or(&of).to_owned();
+    let of = shown_source(&meta.url);
     let fix = format!("name {of} instead, which brings what is missing");
     Err(Error::Incomplete { path: host.display().to_string(), of, fix })
 }

@@ -181,14 +181,19 @@ impl Stream {
 
     fn broken(&self, done: u64, error: &io::Error) -> Error {
         let (name, called) = (self.packing.name(), &self.called);
+        let checks = match called.contains("://") {
+            // The program opens no URL.
+            true => format!("fetch it, and check the file: {name} -t FILE"),
+            false => format!("{name} -t {called} checks it"),
+        };
         match error.kind() {
             io::ErrorKind::UnexpectedEof => self.failed(
                 format!("it is cut short: {done} bytes could be decoded"),
-                Some(format!("fetch or copy it again; {name} -t {called} checks it")),
+                Some(format!("fetch or copy it again; {checks}")),
             ),
             _ => self.failed(
                 format!("it is damaged behind the first {done} decoded bytes: {error}"),
-                Some(format!("{name} -t {called} checks it")),
+                Some(checks),
             ),
         }
     }

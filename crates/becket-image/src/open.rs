@@ -234,8 +234,7 @@ fn stored_image(
 
 /// What people know a file by: its path, or where its bytes come from.
 fn called(host: &Path, file: &HostFile, fillers: &Fillers) -> String {
-    let filled = fillers.of(file.identity()).map(|filler| filler.name());
-    filled.unwrap_or_else(|| shown(host.as_os_str().as_bytes()))
+    fillers.name_of(file.identity()).unwrap_or_else(|| shown(host.as_os_str().as_bytes()))
 }
 
 /// The disk in a file: the file itself, or what a container and the files that it refers to hold. So many of

@@ -292,6 +292,34 @@ fn a_file_of_several_frames_or_members_is_read_as_a_whole_from_the_first_command
 }
 
 #[test]
+fn what_is_decoded_is_called_by_the_name_of_its_file() {
+    let name = "streams::what_is_decoded_is_called_by_the_name_of_its_file";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    let packed = pack(&place, &ext4(&place), "gzip");
+    for _ in 0..2 {
+        let map = ok(&place, &["map", "d.img.gz"]);
+        assert!(map.contains("d.img.gz") && !map.contains("/store/") && !map.contains("file:"), "{map}");
+        // The second time all of it is there.
+        ok(&place, &["copy", "--force", "d.img.gz", "out"]);
+    }
+    // A file packed twice is not to be unpacked in the store.
+    let twice = pack(&place, &packed, "xz");
+    for verb in ["ls", "attach"] {
+        let ran = run(&place, &[verb, twice.to_str().unwrap()]);
+        assert!(ran.code == 1 && ran.err.contains("compressed once more, by gzip"), "{ran:?}");
+        assert!(ran.err.contains("unpack it once") && !ran.err.contains("/store/"), "{ran:?}");
+    }
+    // No program checks a URL.
+    let whole = fs::read(&packed).unwrap();
+    let origin = Origin::start(whole[..whole.len() / 2].to_vec());
+    let ran = run(&place, &["copy", &origin.url("/bad.gz"), "bad"]);
+    assert!(ran.code == 1 && ran.err.contains("check the file: gzip -t FILE"), "{ran:?}");
+}
+
+#[test]
 fn fuse_an_overlay_of_a_compressed_file_lies_over_its_contents_wherever_they_are_stored() {
     let name =
         "streams::fuse_an_overlay_of_a_compressed_file_lies_over_its_contents_wherever_they_are_stored";

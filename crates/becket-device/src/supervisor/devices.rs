@@ -448,13 +448,8 @@ impl Service for Supervisor {
             }
         })?;
         let info = device.info.clone();
-        info!(
-            event = "attached",
-            device = info.name,
-            "attached as {}: {}",
-            info.device.display(),
-            info.spec.image.display()
-        );
+        let image = info.spec.url.clone().unwrap_or_else(|| info.spec.image.display().to_string());
+        info!(event = "attached", device = info.name, "attached as {}: {image}", info.device.display());
         let owned = Owned::new(device, kept, worker);
         lock(&owned.state).connector = connector;
         self.own(&owned);

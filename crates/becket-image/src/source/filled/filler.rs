@@ -85,22 +85,41 @@ pub trait Filler: ReadAt + Debug {
 
 /// The files of a store, and what fills each while it is read.
 #[derive(Debug, Clone, Default)]
-pub struct Fillers(Vec<(Identity, Option<Arc<dyn Filler>>)>);
+pub struct Fillers(Vec<(Identity, Filled)>);
+
+#[derive(Debug, Clone)]
+enum Filled {
+    By(Arc<dyn Filler>),
+    /// All bytes are there; what the file is called.
+    Complete(String),
+}
 
 impl Fillers {
     /// One more file.
     pub fn add(&mut self, file: Identity, filler: Arc<dyn Filler>) {
-        self.0.push((file, Some(filler)));
+        self.0.push((file, Filled::By(filler)));
     }
 
-    /// One more file whose bytes are all there.
-    pub fn add_complete(&mut self, file: Identity) {
-        self.0.push((file, None));
+    /// One more file whose bytes are all there; `name` as [`Filler::name`].
+    pub fn add_complete(&mut self, file: Identity, name: String) {
+        self.0.push((file, Filled::Complete(name)));
+    }
+
+    fn get(&self, file: Identity) -> Option<&Filled> {
+        self.0.iter().find(|(known, _)| *known == file).map(|(_, filled)| filled)
     }
 
     /// What fills a file; `None` where all its bytes are there.
     pub fn of(&self, file: Identity) -> Option<Arc<dyn Filler>> {
-        self.0.iter().find(|(known, _)| *known == file).and_then(|(_, filler)| filler.clone())
+        if let Some(Filled::By(filler)) = self.get(file) { Some(Arc::clone(filler)) } else { None }
+    }
+
+    /// What a file of the store is called.
+    pub fn name_of(&self, file: Identity) -> Option<String> {
+        self.get(file).map(|filled| match filled {
+            Filled::By(filler) => filler.name(),
+            Filled::Complete(name) => name.clone(),
+        })
     }
 
     /// Whether there are none.
@@ -110,7 +129,7 @@ impl Fillers {
 
     /// Whether a file is one of a store: it can be incomplete, and go.
     pub fn has(&self, file: Identity) -> bool {
-        self.0.iter().any(|(known, _)| *known == file)
+        self.get(file).is_some()
     }
 }
 

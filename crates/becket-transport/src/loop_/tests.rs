@@ -31,6 +31,7 @@ fn open_options() -> OpenOptions {
         partitions: false,
         backing_dirs: Vec::new(),
         cow: None,
+        below: None,
         no_limits: false,
         drop_bitmaps: false,
         format: Format::Auto,

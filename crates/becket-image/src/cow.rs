@@ -33,8 +33,9 @@ use crate::image::Image;
 use crate::qcow2::header::BackingName;
 use crate::qcow2::{self, Header, Writing, create::write_empty, mark_corrupt, scheme::Spoken};
 use crate::resolve::{io, resolve_at};
-use crate::source::file::host::{HostFile, lock_fd, open_inode, real_path, size_of, unit_of};
+use crate::source::file::host::{HostFile, open_inode, real_path, size_of, unit_of};
 use crate::source::file::locks::Claim;
+use crate::source::file::outer::lock_fd;
 use crate::text::shown;
 use crate::{Below, Error, FileKind, OpenOptions};
 

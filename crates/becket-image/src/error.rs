@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::layer::Foreign;
 use crate::source::link::{DialError, Refused};
+pub use crate::text::quoted;
 use crate::text::shown;
 use crate::{Format, LayerError};
 
@@ -545,17 +546,6 @@ fn there(entries: &[String]) -> String {
 /// The directory, in this image, of what has this path inside it.
 fn beside(image: &str, inside: &str) -> PathBuf {
     inside.rsplit_once('/').map_or_else(|| PathBuf::from(image), |(dir, _)| Path::new(image).join(dir))
-}
-
-/// A path as a shell would take it.
-pub fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
 }
 
 #[cfg(test)]

@@ -22,11 +22,10 @@ use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::remote;
 use crate::resolve::{HostInode, Split, io, resolve, resolve_image, split};
 use crate::source::file::host::{
-    HostFile, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there, real_path,
-    size_of,
+    HostFile, natural_block_size, open_inode, read_as_it_comes, read_here_and_there, real_path, size_of,
 };
 use crate::source::file::locks::{self, Claim};
-use crate::source::file::outer::OuterDisk;
+use crate::source::file::outer::{OuterDisk, lock_fd};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{

@@ -57,8 +57,8 @@ impl Opened {
         }
     }
 
-    /// Counts the disks around partitions among the sources, for another process that keeps the locks: the map
-    /// speaks of none of them.
+    /// Counts the disks around partitions among the sources, for another process that keeps the locks: the
+    /// map speaks of none of them.
     pub fn keep_outer(&mut self) {
         self.sources.extend(self.outer.drain(..).map(|outer| Source::from(outer.source)));
     }

@@ -1,6 +1,8 @@
 //! Names from inside images, and paths, as text that is safe to show. It never lets a letter through that a
 //! terminal obeys or does not show, and never makes two different names look alike.
 
+use std::path::Path;
+
 /// A name or path: backslashes, bytes that are not UTF-8 and all that [`is_hidden`] are escaped.
 pub fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
@@ -17,6 +19,17 @@ pub fn shown(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+/// A path as a shell would take it.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// Letters that are no sign on a screen: those of control (newlines, too), those that order or join others

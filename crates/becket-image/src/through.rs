@@ -217,7 +217,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Goes from the last image to the next, or to a directory in it. Returns the remaining names. With `stored` the image that the path names is taken as it is stored.
+    /// Goes from the last image to the next, or to a directory in it. Returns the remaining names. With
+    /// `stored` the image that the path names is taken as it is stored.
     fn descend<'a>(
         &mut self,
         names: &'a [&'a [u8]],

@@ -256,9 +256,9 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread. Requests begin and
-    /// end at multiples of `unit` bytes. `finally` goes
-    /// once the last queue has ended and every descriptor of the device is closed.
+    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread. Requests begin
+    /// and end at multiples of `unit` bytes. `finally` goes once the last queue has ended and every
+    /// descriptor of the device is closed.
     ///
     /// # Errors
     /// A queue could not be set up; those that were end with what they serve.

@@ -1,6 +1,5 @@
-//! Names of backing files that only becket understands: paths through images, parts of images, and images that
-//! are fetched or decoded.
-//! It opens nothing: such a name is only compared and shown.
+//! Names of backing files that only becket understands: paths through images, parts of images, and images
+//! that are fetched or decoded. It opens nothing: such a name is only compared and shown.
 //!
 //! `becket:PATH`, or `becket:OFFSET+LENGTH:PATH` for LENGTH bytes from OFFSET on (all of them without a
 //! LENGTH). PATH begins with `/`, or with `./` and is then relative to the overlay's directory. `=VERSION:`

@@ -11,7 +11,6 @@ use rustix::io::Errno;
 use super::facts::{open_quietly, proc_path};
 use super::kernel_users;
 use super::locks::{self, Claim, Refused};
-use super::outer::OuterDisk;
 use crate::resolve::io;
 use crate::{Error, FileKind, Identity};
 
@@ -131,23 +130,8 @@ pub(crate) fn natural_block_size(path: &Path, fd: &OwnedFd, kind: FileKind) -> R
     }
 }
 
-/// Keeps other programs away from the image, as far as the file system lets us. What comes back holds a part
-/// of the locks.
-pub(crate) fn lock_fd(
-    path: &Path,
-    fd: &OwnedFd,
-    kind: FileKind,
-    claim: &Claim,
-    warnings: &mut Vec<String>,
-) -> Result<Option<OuterDisk>, Error> {
-    lock_alone(path, fd, kind, claim, warnings)?;
-    match kind {
-        FileKind::Block => OuterDisk::lock(path, fd.as_fd(), claim, warnings),
-        FileKind::Regular => Ok(None),
-    }
-}
-
-/// The same, but for the disk around a partition.
+/// Keeps other programs away from the image, as far as the file system lets us; by way of the disk around a
+/// partition it does not.
 pub(crate) fn lock_alone(
     path: &Path,
     fd: &OwnedFd,

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use super::facts::proc_path;
 use super::locks::{self, Claim};
-use super::outer::Place;
+use super::place::Place;
 use crate::error::quoted;
 use crate::resolve::io;
 use crate::{Error, FileKind};

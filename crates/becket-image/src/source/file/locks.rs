@@ -45,8 +45,8 @@
 //! write back old bytes of its neighbour. An image that is not one range of the file is locked as the
 //! innermost range around it, or as the whole file.
 //!
-//! A partition of a block device that is opened by its own node has locks of its own. The bytes of it that are
-//! used are locked on the whole disk, too, by a second descriptor (`outer`): just their range, exactly.
+//! A partition of a block device that is opened by its own node has locks of its own. The bytes of it that
+//! are used are locked on the whole disk, too, by a second descriptor (`outer`): just their range, exactly.
 //!
 //! One limit: with readers inside and no writer, the locks do not show whether all readers are becket's. So a
 //! part that is read keeps writers of other parts out; but a reader of one part is let in beside a writer of

@@ -1,14 +1,16 @@
 //! A source that is a regular file or a block device of this host: open, locked, and asked what it can do.
 //! It is never looked up by its path a second time.
 //!
-//! Uses go down this list: `host` opens and locks, `kernel_users` finds loop devices and swap space, `outer`
-//! locks the disk around a partition, `locks` excludes other programs, `facts` asks what the file can do.
+//! Uses go down this list: `outer` locks the disk around a partition, `host` opens and locks, `kernel_users`
+//! finds loop devices and swap space, `place` knows where a partition is, `locks` excludes other programs,
+//! `facts` asks what the file can do.
 
 pub(crate) mod facts;
 pub(crate) mod host;
 pub(crate) mod kernel_users;
 pub(crate) mod locks;
 pub(crate) mod outer;
+mod place;
 
 use std::io;
 use std::ops::Range;
@@ -98,8 +100,8 @@ impl FileSource {
         }
     }
 
-    /// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone; those of
-    /// the disk around a partition are [`outer::OuterDisk`]'s.
+    /// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone; those
+    /// of the disk around a partition are [`outer::OuterDisk`]'s.
     ///
     /// # Errors
     /// They are not.

@@ -4,55 +4,29 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::{major, makedev, minor};
-
-use super::host::{HostFile, open_inode, size_of};
+use super::host::{HostFile, lock_alone, open_inode, size_of};
 use super::locks::{self, Claim, Refused};
+use super::place::{part, sysfs};
 use crate::resolve::resolve;
 use crate::{DirectIo, Error, FileKind, FileSource};
 
-const SECTOR: u64 = 512;
-
-/// Where a block device lies on its disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The number of the disk.
-    pub(super) disk: u64,
-    /// Its bytes there; of a whole disk all.
-    pub(super) range: Range<u64>,
-}
-
-impl Place {
-    /// What the kernel says of the device with this number.
-    pub(super) fn of(number: u64) -> Place {
-        let whole = Place { disk: number, range: locks::WHOLE };
-        part(&sysfs(number)).unwrap_or(whole)
+/// Keeps other programs away from the image, as far as the file system lets us. What comes back holds a part
+/// of the locks.
+pub(crate) fn lock_fd(
+    path: &Path,
+    fd: &OwnedFd,
+    kind: FileKind,
+    claim: &Claim,
+    warnings: &mut Vec<String>,
+) -> Result<Option<OuterDisk>, Error> {
+    lock_alone(path, fd, kind, claim, warnings)?;
+    match kind {
+        FileKind::Block => OuterDisk::lock(path, fd.as_fd(), claim, warnings),
+        FileKind::Regular => Ok(None),
     }
-
-    /// Where a range of the device is on the disk.
-    pub(super) fn inner(&self, range: &Range<u64>) -> Range<u64> {
-        let on_disk = |at: u64| self.range.start.saturating_add(at).min(self.range.end);
-        on_disk(range.start)..on_disk(range.end)
-    }
-}
-
-fn sysfs(number: u64) -> PathBuf {
-    format!("/sys/dev/block/{}:{}", major(number), minor(number)).into()
-}
-
-/// The place of a partition, by its directory in sysfs; `None` if that is no partition's.
-fn part(dir: &Path) -> Option<Place> {
-    let text = |name: &str| fs::read_to_string(dir.join(name)).ok();
-    let sectors = |name| text(name)?.trim().parse::<u64>().ok()?.checked_mul(SECTOR);
-    text("partition")?;
-    let (start, len) = (sectors("start")?, sectors("size")?);
-    let (major, minor) =
-        text("../dev")?.trim().split_once(':').map(|(major, minor)| (major.parse(), minor.parse()))?;
-    let disk = makedev(major.ok()?, minor.ok()?);
-    Some(Place { disk, range: start..start.saturating_add(len) })
 }
 
 /// The disk around a partition, open for the lock on the partition's bytes, which lasts as long as the last

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use super::handshake::Refused;
-use crate::error::quoted;
+use crate::text::quoted;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]

@@ -127,8 +127,8 @@ pub struct LinkSource {
 
 impl LinkSource {
     /// Connects to an export. `to_serve`: a worker is to have it. It is not asked what is allocated then, and
-    /// the worker gets this connection: there are servers that take one client. A server that brings no answer
-    /// within `patience` is given up; within 30 s without one.
+    /// the worker gets this connection: there are servers that take one client. A server that brings no
+    /// answer within `patience` is given up; within 30 s without one.
     ///
     /// # Errors
     /// See [`dial()`].

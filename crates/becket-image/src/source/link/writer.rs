@@ -28,9 +28,9 @@ pub struct LinkWriter {
 }
 
 impl LinkWriter {
-    /// Connects to an export, to write `len` bytes to it, and gives the server up that brings no answer within
-    /// `patience`; 30 s without one. An image of Ceph that does not exist is made; it
-    /// has its name once [`LinkWriter::finish`] has succeeded.
+    /// Connects to an export, to write `len` bytes to it, and gives the server up that brings no answer
+    /// within `patience`; 30 s without one. An image of Ceph that does not exist is made; it has its name
+    /// once [`LinkWriter::finish`] has succeeded.
     ///
     /// # Errors
     /// See [`dial()`]; `ReadOnlyFilesystem` where the server exports it read-only.

@@ -28,7 +28,7 @@ const STRUCTURED: Agreed = agreed(true, false);
 const EXTENDED: Agreed = agreed(true, true);
 
 const fn agreed(structured: bool, extended: bool) -> Agreed {
-    Agreed { export: String::new(), structured, extended, allocation: structured, smallest: 1 }
+    Agreed { export: String::new(), structured, extended, allocation: structured }
 }
 
 /// An image, and who exports it.
@@ -333,25 +333,6 @@ fn what_cannot_be_is_an_error_of_that_request_alone() {
     }
 }
 
-#[test]
-fn requests_are_multiples_of_what_was_agreed_on() {
-    let bench = Bench::new(false);
-    let (mut client, _end) = bench.connect(Agreed { smallest: 4096, ..STRUCTURED }, &[]);
-    for (offset, len, error) in
-        [(0, 4096, 0), (8192, 8192, 0), (512, 4096, libc::EINVAL), (4096, 512, libc::EINVAL)]
-    {
-        for command in
-            [uapi::CMD_READ, uapi::CMD_WRITE, uapi::CMD_TRIM, uapi::CMD_WRITE_ZEROES, uapi::CMD_CACHE]
-        {
-            let bytes = vec![0; if command == uapi::CMD_WRITE { len as usize } else { 0 }];
-            let outcome = client.one(command, 0, offset, len, &bytes);
-            assert_eq!(outcome.error, error as u32, "{command} {offset} {len}");
-        }
-    }
-    assert_eq!(client.one(uapi::CMD_FLUSH, 0, 0, 0, &[]).error, 0);
-}
-
-/// There are clients that take no answer before they have sent all of a request.
 #[test]
 fn what_is_refused_is_answered_after_its_payload() {
     let bench = Bench::new(false);

@@ -23,10 +23,10 @@ pub fn blamed(image: &Path, error: becket_image::Error) -> Error {
 
 /// The same for an image that was to be opened so.
 pub(crate) fn blame(store: &Store, image: &Path, how: &OpenOptions, error: becket_image::Error) -> Error {
-    use becket_image::Error::{InUse, UsedByKernel};
+    use becket_image::Error::{Claimed, InUse, UsedByKernel};
     // It may be the overlay, or a file below it.
     let held = match &error {
-        InUse { path, .. } | UsedByKernel { path, .. } => path.clone(),
+        InUse { path, .. } | UsedByKernel { path, .. } | Claimed { path } => path.clone(),
         _ => return Error::Image(error),
     };
     // What cannot be looked up leaves the message as it is.

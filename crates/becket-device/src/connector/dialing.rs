@@ -49,7 +49,7 @@ impl Dialing {
         let history = if writes { history } else { history.of_readers() };
         let patience = timeout.map_or(PATIENCE, Duration::from_secs).clamp(LEAST, PATIENCE);
         let endpoint = Endpoint::parse(&uri)?;
-        let relays = Vec::new();
+        let (relays, history) = (Vec::new(), history.within(patience));
         let mut dialing = Dialing { endpoint, trust, relays, agreed, patience, unused: None, history };
         if !again {
             // A new device is refused that would wait for its server at once.

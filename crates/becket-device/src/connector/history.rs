@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-/// How long a server may take to end a connection that ends in order.
+/// How long a server may take to end connections that end in order, at most.
 const ENDING: Duration = Duration::from_secs(10);
 /// A connection that breaks sooner is one of a server that does not serve.
 const SOON: Duration = Duration::from_secs(1);
@@ -22,6 +22,7 @@ pub(super) struct History {
     again: bool,
     /// There are no writes, so none is lost.
     only_read: bool,
+    ending: Duration,
     session: Option<u64>,
     /// What was reported to the worker that asks now.
     verdict: Earlier,
@@ -45,6 +46,7 @@ impl History {
             shares,
             again,
             only_read: false,
+            ending: ENDING,
             session,
             verdict: Earlier::Unknown,
             made,
@@ -57,6 +59,11 @@ impl History {
     /// The same of an image that is only read.
     pub(super) fn of_readers(self) -> History {
         History { only_read: true, ..self }
+    }
+
+    /// The same for a user who does not wait longer than that for a server.
+    pub(super) fn within(self, patience: Duration) -> History {
+        History { ending: patience.min(ENDING), ..self }
     }
 
     /// What another connector has to know; nothing where it would know no more by it.
@@ -79,7 +86,7 @@ impl History {
         self.made = made;
         let unused = self.unused.take_if(|socket| has_ended(socket));
         self.broke |= !gone.is_empty() || unused.is_some();
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + self.ending;
         if !self.only_read {
             let unended = gone.into_iter().filter(|made| !ended(made));
             unended.for_each(|(socket, _)| end(socket, until));
@@ -154,7 +161,7 @@ impl History {
             // The worker has to report it.
             self.broke = self.verdict == Earlier::Unknown;
             self.session = Some(session);
-            let until = Instant::now() + ENDING;
+            let until = Instant::now() + self.ending;
             self.earlier.drain(..).for_each(|socket| end(socket, until));
         }
         self.ends_unused();

@@ -43,7 +43,7 @@ pub fn requests(bytes: &[u8]) -> bool {
     let Some((&first, mut rest)) = bytes.split_first() else { return false };
     let extended = first & 1 == 1;
     while let Some(request) = uapi::Request::read(rest, extended) {
-        let Ok(kind) = kind_of(&request, SIZE, 1, first & 2 == 2, first & 4 == 4) else { return false };
+        let Ok(kind) = kind_of(&request, SIZE, first & 2 == 2, first & 4 == 4) else { return false };
         // What is carried out lies in the export.
         let inside = request.offset.checked_add(request.len).is_some_and(|end| end <= SIZE);
         let ranges = !matches!(request.command, uapi::CMD_DISC | uapi::CMD_FLUSH);

@@ -28,7 +28,7 @@ pub struct Shown {
     pub rotational: bool,
     /// Ranges can be given back.
     pub trims: bool,
-    /// What offsets and lengths of requests must be multiples of, in bytes.
+    /// What offsets and lengths of requests are to be multiples of, in bytes. Others are served all the same.
     pub smallest: u32,
     /// Bytes of a request that is carried out best.
     pub preferred: u32,
@@ -47,17 +47,6 @@ pub struct Agreed {
     pub extended: bool,
     /// The client asks for `base:allocation`.
     pub allocation: bool,
-    /// See [`Shown::smallest`].
-    #[serde(default = "byte", skip_serializing_if = "is_byte")]
-    pub smallest: u32,
-}
-
-fn byte() -> u32 {
-    1
-}
-
-fn is_byte(smallest: &u32) -> bool {
-    *smallest == 1
 }
 
 /// What comes next.
@@ -297,7 +286,6 @@ impl Handshake {
         let export = self.exports.get(at);
         let agreed = Agreed {
             export: export.map(|export| export.name.clone()).unwrap_or_default(),
-            smallest: export.map_or(1, |export| export.smallest),
             structured: self.structured,
             extended: self.extended,
             // They are chosen for one export.

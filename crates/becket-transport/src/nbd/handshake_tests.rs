@@ -66,8 +66,7 @@ fn a_client_chooses_an_export_and_what_follows_is_kept() {
         handshake.hear(&[byte]);
         step = handshake.step();
     }
-    let agreed =
-        Agreed { export: "b".into(), structured: true, extended: true, allocation: true, smallest: 1 };
+    let agreed = Agreed { export: "b".into(), structured: true, extended: true, allocation: true };
     assert_eq!(step, Step::Agreed(1, agreed.clone()));
     let kinds: Vec<u32> = replies(&mut handshake).iter().map(|(_, kind, _)| *kind).collect();
     let wanted =

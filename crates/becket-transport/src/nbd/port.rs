@@ -91,7 +91,6 @@ pub(super) struct NbdPort {
     tether: Arc<OwnedFd>,
     style: Style,
     allocation: bool,
-    smallest: u32,
     /// The backing gives ranges back, and so zeroes them fast.
     punches: bool,
     left: Arc<Left>,
@@ -138,7 +137,6 @@ impl NbdPort {
             tether,
             style: Style { structured: agreed.structured || agreed.extended, extended: agreed.extended },
             allocation: agreed.allocation,
-            smallest: agreed.smallest.max(1),
             punches,
             left,
             unread,
@@ -217,7 +215,7 @@ impl NbdPort {
             return Err(Errno::MSGSIZE);
         }
         let whole = self.style.structured && request.flags & uapi::CMD_FLAG_DF != 0;
-        let kind = match kind_of(request, io.length(), self.smallest, self.allocation, self.punches) {
+        let kind = match kind_of(request, io.length(), self.allocation, self.punches) {
             // It must come in one chunk, and there is none that is so long.
             Ok(Kind::Read) if whole && request.len > PIECE as u64 => Err(Errno::OVERFLOW),
             kind => kind,

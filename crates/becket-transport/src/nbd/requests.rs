@@ -33,12 +33,10 @@ pub(super) enum Kind {
 
 /// What a header asks for. For an error the number of bytes that follow it and must be passed over is known
 /// by [`payload`].
-/// Ranges must be multiples of `smallest`. The backing `punches` holes: only that zeroes a range fast for
-/// certain.
+/// The backing `punches` holes: only that zeroes a range fast for certain.
 pub(super) fn kind_of(
     request: &uapi::Request,
     size: u64,
-    smallest: u32,
     allocation: bool,
     punches: bool,
 ) -> Result<Kind, Errno> {
@@ -79,7 +77,6 @@ pub(super) fn kind_of(
         _ if request.len == 0 => Err(Errno::INVAL),
         Kind::Write { .. } if !inside => Err(Errno::NOSPC),
         _ if !inside => Err(Errno::INVAL),
-        _ if !(request.offset | request.len).is_multiple_of(smallest.into()) => Err(Errno::INVAL),
         _ if moves && request.len > u64::from(LARGEST) => Err(Errno::OVERFLOW),
         kind => Ok(kind),
     }

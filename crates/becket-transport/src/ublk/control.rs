@@ -161,8 +161,7 @@ impl Control {
             queue_depth: request.depth,
             max_io_buf_bytes: request.max_io,
             dev_id,
-            // The kernel keeps it until the device is started: so another server sees that somebody makes it.
-            ublksrv_pid: i32::try_from(std::process::id()).unwrap_or(-1),
+            ublksrv_pid: -1,
             flags: request.flags,
             ublksrv_flags: request.mark,
             ..DevInfo::default()

@@ -121,7 +121,7 @@ pub struct DevInfo {
     pub max_io_buf_bytes: u32,
     /// The device's number.
     pub dev_id: u32,
-    /// What the last of ADD_DEV, START_DEV and END_USER_RECOVERY named as its server, alive or not; -1 when
+    /// What the last of START_DEV and END_USER_RECOVERY named as its server, alive or not; -1 before and when
     /// it was stopped. Which PID namespace counts depends on the kernel.
     pub ublksrv_pid: i32,
     /// Zero.

@@ -56,6 +56,7 @@ pub use remote::{holds, is_remote, open_to_write};
 pub use resolve::{Split, split};
 pub use source::file::facts::{Alignment, DirectIo, Facts, FileKind};
 pub use source::file::outer::OuterDisk;
+pub use source::file::place::disk_of;
 pub use source::file::{FileFacts, FileSource};
 pub use source::filled;
 pub use source::link;

@@ -6,10 +6,19 @@ mod common;
 
 use std::{fs, os::unix::fs::FileExt as _, process::Command};
 
-use becket_testkit::{origin::Origin, require_fuse, require_root, tool};
+use becket_testkit::{Scratch, origin::Origin, require_fuse, require_root, tool};
 use common::fetched::{BLOCK, attach, block_of, open, random, read};
 use common::scratch;
 use common::web::{command, ok, run};
+
+/// An image of so many random bytes on a server.
+fn served(len: u64) -> (Scratch, Vec<u8>, Origin, String) {
+    let place = scratch();
+    let bytes = random(&place, len);
+    let origin = Origin::start(bytes.clone());
+    let url = origin.url("/d.img");
+    (place, bytes, origin, url)
+}
 
 #[test]
 fn fuse_an_overlay_of_a_url_is_found_again_by_its_url_and_version() {
@@ -17,10 +26,7 @@ fn fuse_an_overlay_of_a_url_is_found_again_by_its_url_and_version() {
     if !require_fuse(name) {
         return;
     }
-    let place = scratch();
-    let bytes = random(&place, 4 << 20);
-    let origin = Origin::start(bytes.clone());
-    let url = origin.url("/d.img");
+    let (place, bytes, origin, url) = served(4 << 20);
     let words = |more: &[&'static str]| {
         let base = ["attach", "--via", "fuse", "--partitions", "off", "--cow", "o.qcow2"];
         [&base[..], more].concat().into_iter().map(str::to_owned).chain([url.clone()]).collect::<Vec<_>>()
@@ -59,10 +65,7 @@ fn a_store_without_any_room_is_no_reason_to_stop_but_for_what_is_to_stay_there()
     if !require_root(name) {
         return;
     }
-    let place = scratch();
-    let bytes = random(&place, 20 << 20);
-    let origin = Origin::start(bytes.clone());
-    let url = origin.url("/d.img");
+    let (place, bytes, origin, url) = served(20 << 20);
     let small = place.dir("small");
     tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&small));
     let store = small.join("store");
@@ -97,10 +100,7 @@ fn fuse_what_is_damaged_below_a_device_is_not_said_to_be_whole_until_it_is_attac
     if !require_fuse(name) {
         return;
     }
-    let place = scratch();
-    let bytes = random(&place, 4 << 20);
-    let origin = Origin::start(bytes.clone());
-    let url = origin.url("/d.img");
+    let (place, bytes, origin, url) = served(4 << 20);
     let disk = attach(&place, &[&url]);
     assert!(fs::read(&disk).unwrap() == bytes);
     let list = run(&place, &["--json", "store", "list"]).json();

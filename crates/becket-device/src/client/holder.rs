@@ -2,8 +2,8 @@
 //! has failed: it may read images again, and locks none.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
 
 use becket_image::{Budget, Format, Identity, OpenOptions, locate, look, split};
 
@@ -81,14 +81,10 @@ fn holder_of(store: &Store, held: &Path) -> Option<(DeviceInfo, Shares)> {
         .or_else(|| first(&is_below, Shares::Below))
 }
 
-/// The disk that a block device is, or is a partition of.
-fn disk_of(path: &Path) -> Option<PathBuf> {
-    let number = crate::system::users::number_of(path)?;
-    let device = fs::canonicalize(Path::new("/sys/dev/block").join(number)).ok()?;
-    match device.join("partition").exists() {
-        true => device.parent().map(Path::to_owned),
-        false => Some(device),
-    }
+/// The number of the disk that a block device is, or is a partition of.
+fn disk_of(path: &Path) -> Option<u64> {
+    let stat = fs::metadata(path).ok().filter(|stat| stat.file_type().is_block_device())?;
+    Some(becket_image::disk_of(stat.rdev()))
 }
 
 /// Whether the image of a device, or what lies below its overlay, consists of that file, too.

@@ -123,7 +123,7 @@ pub(crate) trait Driver: Send + Sync {
     fn numbers(&self) -> Vec<u32> {
         Vec::new()
     }
-    /// The process by whose number the kernel knows who added a device, or has started it last.
+    /// The process that has started a device last, by the number that the kernel keeps.
     fn server(&self, _number: u32) -> Option<u32> {
         None
     }

@@ -97,6 +97,8 @@ impl Supervisor {
             return Ok(());
         }
         match (added.stopped, at_first) {
+            // Another server makes it: the kernel knows none before it is started.
+            (true, true) if driver.is_held(id.number) => return Ok(()),
             (true, true) => {
                 driver.del(id.number)?;
                 warn!(device = %id, "had neither record nor disk: removed");
@@ -148,7 +150,7 @@ fn server_of(driver: &dyn Driver, number: u32) -> Option<u32> {
     (server != ProcessId::own() && server.is_server()).then_some(server.pid)
 }
 
-/// Who serves a device whose record names no worker, where somebody does.
+/// The process that serves a device whose record names no worker, if there is one.
 pub(super) fn unnamed_server(driver: &dyn Driver, number: u32) -> Option<String> {
     match server_of(driver, number) {
         Some(pid) => Some(format!("process {pid}")),

@@ -126,28 +126,41 @@ impl Drop for Process {
 
 /// A stage whose only device has no record, and whose supervisor owns nothing: it was begun in a new runtime
 /// directory. The kernel knows the device's server by that number.
-fn of_another_server(pid: u32, stopped: bool) -> Stage {
+fn of_another_server(pid: u32) -> Stage {
     let stage = with_a_spoilt_record();
     lock(&stage.supervisor.devices).clear();
-    lock(&stage.driver.devices).get_mut(&900_001).unwrap().stopped = stopped;
+    lock(&stage.driver.devices).get_mut(&900_001).unwrap().stopped = false;
     stage.driver.server.store(pid, Ordering::SeqCst);
     stage
 }
 
+/// How many devices and records there are.
+fn there(stage: &Stage) -> (usize, usize) {
+    (lock(&stage.driver.devices).len(), names(stage).len())
+}
+
 #[test]
 fn the_devices_of_a_server_that_lives_are_left_to_it() {
-    for stopped in [true, false] {
-        let server = Process::of(&["serve"]);
-        let stage = of_another_server(server.0.id(), stopped);
-        stage.supervisor.adopt();
-        stage.supervisor.list();
-        assert_eq!((lock(&stage.driver.devices).len(), names(&stage).len()), (1, 0), "stopped: {stopped}");
-        assert_eq!(stage.done(), Vec::<String>::new());
-        drop(server);
-        stage.supervisor.adopt();
-        let left = (lock(&stage.driver.devices).len(), names(&stage).len());
-        assert_eq!(left, if stopped { (0, 0) } else { (1, 1) }, "nobody will serve it");
-    }
+    let server = Process::of(&["serve"]);
+    let stage = of_another_server(server.0.id());
+    stage.supervisor.adopt();
+    stage.supervisor.list();
+    assert_eq!((there(&stage), stage.done()), ((1, 0), Vec::new()));
+    drop(server);
+    stage.supervisor.adopt();
+    assert_eq!(there(&stage), (1, 1), "nobody will serve it");
+}
+
+#[test]
+fn a_device_that_another_server_makes_is_left_to_it() {
+    let stage = of_another_server(0);
+    lock(&stage.driver.devices).get_mut(&900_001).unwrap().stopped = true;
+    stage.driver.served.store(true, Ordering::SeqCst);
+    stage.supervisor.adopt();
+    assert_eq!((there(&stage), stage.done()), ((1, 0), Vec::new()));
+    stage.driver.served.store(false, Ordering::SeqCst);
+    stage.supervisor.adopt();
+    assert_eq!(there(&stage), (0, 0), "nobody makes it");
 }
 
 #[test]
@@ -155,7 +168,7 @@ fn a_number_that_is_used_again_is_no_server() {
     let other = Process::of(&["run"]);
     // In another container, both servers may well have the same number.
     for pid in [other.0.id(), std::process::id()] {
-        let stage = of_another_server(pid, false);
+        let stage = of_another_server(pid);
         stage.supervisor.adopt();
         assert_eq!(names(&stage), ["ublkb900001"]);
         detach(&stage, "ublkb900001");
@@ -164,7 +177,7 @@ fn a_number_that_is_used_again_is_no_server() {
 
 /// The same, where a process has the device open that this supervisor does not know.
 fn of_an_unknown_worker() -> Stage {
-    let stage = of_another_server(0, false);
+    let stage = of_another_server(0);
     stage.driver.served.store(true, Ordering::SeqCst);
     stage.supervisor.adopt();
     assert_eq!(names(&stage), ["ublkb900001"]);
@@ -197,7 +210,7 @@ fn a_device_of_an_unknown_worker_is_not_stopped_by_the_next_server() {
 
 #[test]
 fn users_of_a_device_that_nobody_serves_get_errors_from_the_next_server() {
-    let stage = of_another_server(0, false);
+    let stage = of_another_server(0);
     stage.driver.used.store(true, Ordering::SeqCst);
     stage.supervisor.adopt();
     assert_eq!(stage.done(), Vec::<String>::new());

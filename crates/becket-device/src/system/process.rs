@@ -57,7 +57,7 @@ impl ProcessId {
 
 impl ProcessId {
     /// Whether it is a server of becket's by its command line, or the guard of one, of whatever version.
-    /// Processes that have the number of a dead server by now are told from servers by that.
+    /// This tells servers from processes that have the number of a dead server by now.
     pub(crate) fn is_server(self) -> bool {
         self.alive() && fs::read(format!("/proc/{}/cmdline", self.pid)).is_ok_and(|line| is_serving(&line))
     }

@@ -345,9 +345,9 @@ impl Core {
     #[cold]
     fn abandon(&mut self, ring: &mut Ring, number: usize) -> bool {
         if self.line(number).is_some_and(|line| line.is_asked()) {
-            let whom = (self.index, number as u16);
+            let waiter = self.waiter_of(number);
             if let Some(target) = self.link_target(number) {
-                target.dialer().cancel(whom, &self.mailbox);
+                target.dialer().cancel(&waiter);
             }
         }
         self.fail_all(ring, number)

@@ -109,18 +109,13 @@ impl Syncs {
         (!self.has_synced(writes)).then_some(writes)
     }
 
-    /// How many writes have finished, at most.
-    pub(crate) fn finished(&self) -> u64 {
-        self.written()
-    }
-
     /// Whether of so many finished writes some were neither covered by a sync, nor reported as perhaps lost.
     pub(crate) fn lacks(&self, writes: u64) -> bool {
         !self.has_synced(writes) && writes > self.reported.load(Ordering::Acquire)
     }
 
     /// How many writes have finished.
-    fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         // Two sums may be equal though each counts a write that the other lacks. With the fences the sync of
         // the one then began after the other's writes had ended; without, memory may be weak enough that it
         // did not (Miri shows it).
@@ -220,7 +215,11 @@ mod tests {
         assert_eq!(sync.synced(target, Err(Errno::IO)), Err(Errno::IO));
         sync.ends_turn();
         assert!(sync.takes_turn());
-        assert_eq!(sync.synced(target, Ok(())), Err(Errno::IO), "the kernel has told the one before alone");
+        assert_eq!(
+            sync.synced(target, Ok(())),
+            Err(Errno::IO),
+            "only the sync before heard it from the kernel"
+        );
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn ranges_are_zeroed_durably_where_a_driver_does_not_flush() {
             bench.image.as_file().write_all_at(&[7; 8192], 0).unwrap();
             let mut driver = driver(&bench, mode, layout);
             let status = range(&mut driver, op, 0, 4096, 0);
-            // The sync fails, which the driver can only be told if it is waited for.
+            // The sync fails. The driver hears of that only if becket waits for it.
             let wanted = if mode == Mode::Back { 0 } else { 1 };
             assert_eq!(status, wanted, "{mode:?} {op}");
             assert!(bench.bytes()[..8192] == [[0; 4096], [7; 4096]].concat(), "it came before the sync");

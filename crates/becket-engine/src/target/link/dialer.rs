@@ -82,17 +82,15 @@ impl Dialer {
     }
 
     /// Asks no more for that queue, which hears of it.
-    pub(crate) fn cancel(&self, whom: (u32, u16), mailbox: &Arc<crate::decode::Mailbox>) {
+    pub(crate) fn cancel(&self, waiter: &Waiter) {
         let mut orders = self.0.orders();
-        let same =
-            |(waiter, _): &(Waiter, bool)| waiter.whom == whom && Arc::ptr_eq(&waiter.mailbox, mailbox);
-        if let Some(at) = orders.line.iter().position(same) {
+        if let Some(at) = orders.line.iter().position(|(asked, _)| asked.is(waiter)) {
             let waiter = orders.line.remove(at);
             drop(orders);
             if let Some((waiter, _)) = waiter {
                 waiter.mailbox.leave(waiter.whom, Note::Linked(Err(Errno::CANCELED)), None);
             }
-        } else if orders.asking == Some(whom)
+        } else if orders.asking == Some(waiter.whom)
             && let Some(stop) = &orders.stop
         {
             // Its counter cannot be full.

@@ -111,7 +111,7 @@ impl LinkTarget {
     /// A queue ends, and leaves its connection to its server.
     pub(crate) fn goes(&self, queue: usize) {
         if self.is_at_risk() {
-            self.unwatched.fetch_max(self.syncs.finished(), Ordering::AcqRel);
+            self.unwatched.fetch_max(self.syncs.written(), Ordering::AcqRel);
         }
         self.leaves(queue);
     }

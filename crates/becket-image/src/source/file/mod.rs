@@ -10,7 +10,7 @@ pub(crate) mod host;
 pub(crate) mod kernel_users;
 pub(crate) mod locks;
 pub(crate) mod outer;
-mod place;
+pub(crate) mod place;
 
 use std::io;
 use std::ops::Range;

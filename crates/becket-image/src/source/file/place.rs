@@ -34,6 +34,11 @@ impl Place {
     }
 }
 
+/// The number of the disk that a block device is, or is a partition of.
+pub fn disk_of(number: u64) -> u64 {
+    Place::of(number).disk
+}
+
 pub(super) fn sysfs(number: u64) -> PathBuf {
     format!("/sys/dev/block/{}:{}", major(number), minor(number)).into()
 }

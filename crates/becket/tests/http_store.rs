@@ -65,7 +65,7 @@ fn a_store_without_any_room_is_no_reason_to_stop_but_for_what_is_to_stay_there()
     if !require_root(name) {
         return;
     }
-    let (place, bytes, origin, url) = served(20 << 20);
+    let (place, bytes, _origin, url) = served(20 << 20);
     let small = place.dir("small");
     tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&small));
     let store = small.join("store");
@@ -100,7 +100,7 @@ fn fuse_what_is_damaged_below_a_device_is_not_said_to_be_whole_until_it_is_attac
     if !require_fuse(name) {
         return;
     }
-    let (place, bytes, origin, url) = served(4 << 20);
+    let (place, bytes, _origin, url) = served(4 << 20);
     let disk = attach(&place, &[&url]);
     assert!(fs::read(&disk).unwrap() == bytes);
     let list = run(&place, &["--json", "store", "list"]).json();

@@ -4,13 +4,7 @@
 
 mod common;
 
-use std::{
-    fs,
-    os::unix::fs::FileExt as _,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Duration};
 
 use becket_testkit::{
     Scratch, require_fuse, require_plain_machine, require_root, require_tools, tool, wait_until,
@@ -18,8 +12,7 @@ use becket_testkit::{
 use common::nbd_server::{Server, attach, ext4};
 use common::one::{Block, kill, only};
 use common::page::direct as open;
-use common::{nbd, scratch, text};
-use serde_json::Value;
+use common::{scratch, text};
 
 /// Whether the only device is served, and its server there.
 fn is_live(place: &Scratch) -> bool {
@@ -376,81 +369,6 @@ fn fuse_an_overlay_takes_what_is_written_over_a_server() {
 }
 
 #[test]
-fn fuse_requests_fail_once_a_server_was_away_for_too_long() {
-    let name = "nbd_source::fuse_requests_fail_once_a_server_was_away_for_too_long";
-    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
-        return;
-    }
-    let place = scratch();
-    let mut server = Server::nbdkit(&ext4(&place), &[]);
-    let disk = open(&attach(&place, &[&server.uri(""), "--origin-timeout", "1s"]));
-    server.die();
-    let mut block = Block::of(0);
-    let failed = disk.read_exact_at(&mut block.0, 1 << 20).unwrap_err();
-    assert_eq!(failed.raw_os_error(), Some(5));
-    server.again();
-    disk.read_exact_at(&mut block.0, 1 << 20).unwrap();
-    drop(disk);
-    // A server that is away keeps nobody from detaching.
-    server.die();
-    place.ok(["detach", "--all"]);
-}
-
-/// A server that is stopped keeps its connections and takes new ones: only its silence says so.
-#[test]
-fn fuse_a_server_that_says_nothing_is_away() {
-    let name = "nbd_source::fuse_a_server_that_says_nothing_is_away";
-    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
-        return;
-    }
-    let place = scratch();
-    let server = Server::nbdkit(&ext4(&place), &[]);
-    // Where the user has set a time, requests fail by it.
-    let path = attach(&place, &[&server.uri(""), "--origin-timeout", "1s"]);
-    let disk = open(&path);
-    let mut block = Block::of(0);
-    disk.read_exact_at(&mut block.0, 0).unwrap();
-    server.signal("STOP");
-    let failed = disk.read_exact_at(&mut block.0, 1 << 20).unwrap_err();
-    assert_eq!(failed.raw_os_error(), Some(5));
-    let away = |says: &str| only(&place)["away"].as_str().is_some_and(|why| why.contains(says));
-    assert!(wait_until(Duration::from_secs(20), || away("does not answer")));
-    // It is seen when it is back, also if nothing is asked.
-    server.signal("CONT");
-    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()));
-    disk.read_exact_at(&mut block.0, 1 << 20).unwrap();
-    drop(disk);
-    place.ok(["detach", "--all"]);
-}
-
-#[test]
-fn a_command_gives_a_silent_server_up_by_the_users_time() {
-    let name = "nbd_source::a_command_gives_a_silent_server_up_by_the_users_time";
-    if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
-        return;
-    }
-    let place = scratch();
-    let image = ext4(&place);
-    let server = Server::nbdkit(&image, &[]);
-    server.signal("STOP");
-    let (uri, copy) = (server.uri(""), place.path("copy"));
-    let (image, copy) = (image.to_str().unwrap(), copy.to_str().unwrap());
-    for words in [
-        &["inspect", &uri][..],
-        &["copy", &uri, copy],
-        &["copy", "--force", image, &uri],
-        &["attach", "--via", "fuse", &uri],
-    ] {
-        let began = Instant::now();
-        let ran = place.run([words, &["--origin-timeout", "2s"]].concat());
-        assert!(ran.code == 1 && ran.err.contains("does not answer"), "{words:?}: {ran:?}");
-        assert!(ran.err.contains("at that socket"), "{words:?}: {ran:?}");
-        assert!(began.elapsed() < Duration::from_secs(8), "{words:?}: {:?}", began.elapsed());
-    }
-    server.signal("CONT");
-}
-
-#[test]
 fn blocks_that_no_device_can_have_are_refused_and_copied() {
     let name = "nbd_source::blocks_that_no_device_can_have_are_refused_and_copied";
     if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
@@ -475,80 +393,6 @@ fn blocks_that_no_device_can_have_are_refused_and_copied() {
     let copy = place.path("copy");
     place.ok(["copy", &uri, copy.to_str().unwrap()]);
     assert!(fs::read(&copy).unwrap() == fs::read(&image).unwrap());
-}
-
-/// Without such a time requests wait; but nobody waits for a reader that has died.
-#[test]
-fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {
-    let name = "nbd_source::fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out";
-    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "dd", "blockdev"]) {
-        return;
-    }
-    let place = scratch();
-    let server = Server::nbdkit(&ext4(&place), &[]);
-    let disk = attach(&place, &[&server.uri("")]);
-    server.signal("STOP");
-    let mut reader = Command::new("dd");
-    let from = format!("if={}", disk.display());
-    reader.args([&from, "of=/dev/null", "iflag=direct", "bs=64k", "skip=16", "count=1", "status=none"]);
-    let mut reader = reader.spawn().unwrap();
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
-    reader.kill().unwrap();
-    let dead = || reader.try_wait().unwrap().is_some();
-    assert!(wait_until(Duration::from_secs(150), dead), "its read waits forever");
-    // Opens the disk, for which the kernel waits until its reads have ended.
-    tool(Command::new("timeout").args(["-s", "KILL", "20", "blockdev", "--getsize64"]).arg(&disk));
-    place.ok(["detach", "--all"]);
-    server.signal("CONT");
-}
-
-/// The processes that a supervisor has started as connectors.
-fn connectors(parent: &Value) -> Vec<u32> {
-    let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket connector"]).output();
-    let found = String::from_utf8(found.unwrap().stdout).unwrap();
-    found.lines().filter_map(|line| line.parse().ok()).collect()
-}
-
-/// Over an export, whose client is no part of the kernel's and waits for no longer than it wants.
-#[test]
-fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {
-    let name = "nbd_source::a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next";
-    if !require_plain_machine(name, &["mke2fs", "nbdkit", "pgrep"]) {
-        return;
-    }
-    let place = scratch();
-    let mut server = Server::nbdkit(&ext4(&place), &[]);
-    let socket = place.path("out");
-    place.ok(["export", &server.uri(""), "--nbd", &format!("unix:{}", socket.display()), "--name", "x"]);
-    let mut client = nbd::Client::connect(&socket, "x").unwrap();
-    client.write(0, &[7; 4096]).unwrap();
-    client.flush().unwrap();
-    server.die();
-    let reads = thread::spawn(move || client.read(0, 4096));
-    let shown = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("reconnecting"));
-    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
-    // Each of them dies while it tries to make the connection that it was asked for.
-    let mut last = 0;
-    for _ in 0..3 {
-        let mut found = Vec::new();
-        let another = || {
-            found = connectors(&only(&place)["server_pid"]);
-            matches!(found.as_slice(), [pid] if *pid != last)
-        };
-        assert!(wait_until(Duration::from_secs(20), another), "no other connector");
-        last = found[0];
-        // Time to take the request.
-        thread::sleep(Duration::from_millis(300));
-        kill(last);
-    }
-    assert!(!reads.is_finished(), "it waits");
-    server.again();
-    assert!(wait_until(Duration::from_secs(20), || reads.is_finished()), "its request was lost");
-    assert_eq!(reads.join().unwrap().unwrap(), [7; 4096]);
-    // It takes a moment until the end of the client is seen.
-    let detached = || place.run(["detach", "--all"]).code == 0;
-    assert!(wait_until(Duration::from_secs(20), detached), "{:?}", only(&place));
 }
 
 /// The kernel's loop driver comes before FUSE, and can reach no server.

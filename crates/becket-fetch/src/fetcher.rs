@@ -244,7 +244,7 @@ impl Fetcher {
     fn decode(&self) {
         let all = 0..self.object.presence.chunks();
         self.object.take_over();
-        while !self.object.are_good(&all) {
+        while !self.object.chunks.are_good(&all) {
             match self.object.step() {
                 Ok(()) => self.how.succeeded(),
                 Err(error) if self.how.failed(&error) => {}
@@ -294,7 +294,7 @@ impl Fetcher {
             let ahead = plan.follow(&run, unit, beside, SOON / chunk, most);
             let end = (run.end + ahead).min(self.object.presence.chunks());
             // The first part comes with what is waited for.
-            run.end = self.object.claim_more(run.end, end.min(run.end + in_chunks(PART)));
+            run.end = self.object.chunks.take_up_to(run.end, end.min(run.end + in_chunks(PART)));
             if run.end < end {
                 plan.ahead.push_back(run.end..end);
             }
@@ -302,7 +302,7 @@ impl Fetcher {
             return Some(run);
         }
         while let Some(part) = plan.ahead.pop_front() {
-            let run = self.object.claim_in(part.clone(), in_chunks(PART));
+            let run = self.object.chunks.take_in(part.clone(), in_chunks(PART));
             if run.end < part.end {
                 plan.ahead.push_front(run.end..part.end);
             }

@@ -12,6 +12,7 @@
 //! | `remote` | what a URL has now, opened |
 //! | `reading` | how a process reads an object that it fills itself |
 //! | `object` | an object of the store that is filled while it is read |
+//! | `chunks` | what this process knows of each chunk, and which thread looks at it |
 //! | `steps` | a file compressed as one piece, decoded chunk by chunk |
 //! | `stream` | the same from its start to its end |
 //! | `memory` | chunks for which the store has no room |
@@ -37,6 +38,7 @@
 
 mod access;
 mod answer;
+mod chunks;
 mod client;
 mod decoded;
 mod digest;

@@ -1,16 +1,15 @@
 //! An object of the store that is filled while it is read.
 //! It never hands out a byte of a chunk before the chunk's checksum was compared, or made.
 //!
-//! A chunk is *unknown* until this process has read it once, *busy* while one thread looks at it or fetches
-//! it, for which other threads wait, and then *good*. The order of writes is: the bytes, the entry of this
-//! boot, `fdatasync`, the entry that outlives a power cut. Where the store is full the chunk is kept in
-//! memory ([`crate::memory`]), from which it can go again: then it is unknown.
+//! A chunk is read once ([`crate::chunks`]). The order of writes is: the bytes, the entry of this boot,
+//! `fdatasync`, the entry that outlives a power cut. Where the store is full the chunk is kept in memory
+//! ([`crate::memory`]), from which it can go again: then it is unknown.
 
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_image::filled::{Presence, Where};
@@ -18,6 +17,7 @@ use becket_image::zeroes;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::Error;
+use crate::chunks::{Chunk, Chunks};
 use crate::client::Client;
 use crate::digest;
 use crate::error::is_full;
@@ -40,13 +40,6 @@ const SYNC_EVERY: u64 = 64 << 20;
 /// For how long a store is taken for full that was.
 const FULL: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Chunk {
-    Unknown,
-    Busy,
-    Good,
-}
-
 /// Where the bytes of an object come from that are not in the store.
 pub(crate) enum Supply {
     /// A server has them.
@@ -59,10 +52,7 @@ pub(crate) struct Object {
     pub(crate) held: Held,
     pub(crate) supply: Supply,
     known: Known,
-    pub(crate) chunks: Mutex<Vec<Chunk>>,
-    /// How many have become good, as long as none is in memory.
-    good: AtomicU64,
-    changed: Condvar,
+    pub(crate) chunks: Chunks,
     pub(crate) fetched: AtomicU64,
     /// Chunks that are in the file and maybe not yet on the disk: the first of a run, and their checksums.
     fresh: Mutex<Vec<(u64, Vec<u32>)>>,
@@ -104,7 +94,7 @@ struct Busy<'a> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.object.mark(self.run.clone(), Chunk::Unknown);
+        self.object.chunks.mark(self.run.clone(), Chunk::Unknown);
     }
 }
 
@@ -115,7 +105,7 @@ impl Busy<'_> {
         self.run.start = run.end;
         if !run.is_empty() {
             run.clone().for_each(|chunk| self.object.presence.put(chunk, place));
-            self.object.mark(run, Chunk::Good);
+            self.object.chunks.mark(run, Chunk::Good);
             self.object.presence.tell();
         }
     }
@@ -142,21 +132,13 @@ impl Object {
         presence: Presence,
         predecessor: bool,
     ) -> Object {
-        let count = usize::try_from(held.meta.chunks()).unwrap_or(0);
         let memory = InMemory::of(&presence, predecessor);
-        let mut chunks = vec![Chunk::Unknown; count];
-        for chunk in memory.chunks() {
-            if let Some(chunk) = chunks.get_mut(index(chunk)) {
-                *chunk = Chunk::Good;
-            }
-        }
+        let chunks = Chunks::new(held.meta.chunks(), &memory.chunks());
         Object {
             held,
             supply,
             known,
-            chunks: Mutex::new(chunks),
-            good: AtomicU64::new(0),
-            changed: Condvar::new(),
+            chunks,
             fetched: AtomicU64::new(0),
             fresh: Mutex::default(),
             reader: Mutex::new((u64::MAX, 0)),
@@ -186,7 +168,7 @@ impl Object {
         most: u64,
         wanted: &dyn Fn(u64) -> bool,
     ) -> Option<Range<u64>> {
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = self.chunks.lock();
         let is_free = |chunks: &[Chunk], at| match chunks.get(index(at)) {
             Some(Chunk::Unknown) => self.can_be_had(at),
             // A predecessor has evicted it.
@@ -212,22 +194,6 @@ impl Object {
         if let Supply::Stream(steps) = &self.supply { Some(steps) } else { None }
     }
 
-    /// Takes chunks from `from` on as far as nobody looks at them yet, up to `end`; returns where that ends.
-    pub(crate) fn claim_more(&self, from: u64, end: u64) -> u64 {
-        let mut chunks = lock(&self.chunks);
-        from + take_free(chunks.get_mut(index(from)..index(end)).unwrap_or_default().iter_mut())
-    }
-
-    /// Takes the first chunks of a range at which nobody looks yet, as far as they are beside each other and
-    /// no more than `most`. They are none where the range has none.
-    pub(crate) fn claim_in(&self, range: Range<u64>, most: u64) -> Range<u64> {
-        let mut chunks = lock(&self.chunks);
-        let all = chunks.get_mut(index(range.start)..index(range.end)).unwrap_or_default();
-        let taken = all.iter().take_while(|chunk| **chunk != Chunk::Unknown).count();
-        let first = range.start + taken as u64;
-        first..first + take_free(all.iter_mut().skip(taken).take(index(most)))
-    }
-
     /// Takes what is beside a run that the caller has taken, and is fetched with it.
     pub(crate) fn widen(&self, run: Range<u64>) -> Range<u64> {
         let unit = (UNIT / self.held.meta.chunk).max(1);
@@ -235,11 +201,8 @@ impl Object {
             return run;
         }
         let (first, end) = (run.start / unit * unit, run.end.next_multiple_of(unit));
-        let mut chunks = lock(&self.chunks);
-        let before = chunks.get_mut(index(first)..index(run.start)).unwrap_or_default();
-        let before = take_free(before.iter_mut().rev());
-        drop(chunks);
-        run.start - before..self.claim_more(run.end, end.min(self.held.meta.chunks()))
+        let start = self.chunks.take_down_to(first, run.start);
+        start..self.chunks.take_up_to(run.end, end.min(self.held.meta.chunks()))
     }
 
     /// Notes that chunks are wanted, if that is recorded. Says whether it is: then nothing is fetched ahead,
@@ -267,25 +230,12 @@ impl Object {
         !lock(&self.fresh).is_empty()
     }
 
-    pub(crate) fn mark(&self, run: Range<u64>, state: Chunk) {
-        let mut chunks = lock(&self.chunks);
-        let range = index(run.start)..index(run.end);
-        let part = chunks.get_mut(range).unwrap_or_default();
-        if state == Chunk::Good {
-            let more = part.iter().filter(|chunk| **chunk != Chunk::Good).count();
-            self.good.fetch_add(more as u64, Ordering::Relaxed);
-        }
-        part.fill(state);
-        drop(chunks);
-        self.changed.notify_all();
-    }
-
     /// Chunks that were in memory are not there any more.
     fn depart(&self, gone: &[u64]) -> Result<(), Error> {
         if gone.is_empty() {
             return Ok(());
         }
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = self.chunks.lock();
         // A busy one is being fetched once more; one that a predecessor has brought is unknown here.
         let goes = |chunk: &u64| match chunks.get(index(*chunk)) {
             Some(Chunk::Good) => true,
@@ -304,8 +254,8 @@ impl Object {
         set(&mut chunks, Chunk::Busy);
         drop(chunks);
         let freed = InMemory::free(&self.presence, &gone);
-        set(&mut lock(&self.chunks), Chunk::Unknown);
-        self.changed.notify_all();
+        set(&mut self.chunks.lock(), Chunk::Unknown);
+        self.chunks.tell();
         // A reader may have asked for one of them while it was busy.
         self.presence.look_again();
         freed.map_err(self.failed("memory cannot be freed"))
@@ -378,23 +328,17 @@ impl Object {
         write().map_err(self.failed("it cannot be synced"))
     }
 
-    pub(crate) fn are_good(&self, run: &Range<u64>) -> bool {
-        let chunks = lock(&self.chunks);
-        let run = chunks.get(index(run.start)..index(run.end)).unwrap_or_default();
-        run.iter().all(|chunk| *chunk == Chunk::Good)
-    }
-
     /// Makes all chunks of a range good. Threads that need the same chunk wait for the first.
     pub(crate) fn ensure(&self, wanted: Range<u64>) -> Result<(), Error> {
         let most = (RUN / self.held.meta.chunk).max(1);
         loop {
-            let mut chunks = lock(&self.chunks);
+            let mut chunks = self.chunks.lock();
             let state = |chunks: &[Chunk], at| chunks.get(index(at)).copied().unwrap_or(Chunk::Good);
             let Some(first) = wanted.clone().find(|at| state(&chunks, *at) != Chunk::Good) else {
                 return Ok(());
             };
             if state(&chunks, first) == Chunk::Busy {
-                drop(self.changed.wait(chunks).unwrap_or_else(PoisonError::into_inner));
+                self.chunks.wait(chunks);
                 continue;
             }
             if !self.can_be_had(first) {
@@ -448,14 +392,14 @@ impl Object {
     /// others, none of them counts.
     fn check_whole(&self) -> Result<(), Error> {
         let count = self.held.meta.chunks();
-        if self.good.load(Ordering::Relaxed) < count
+        if self.chunks.counted_good() < count
             || self.presence.uses_memory()
             || digest::is_right(&self.held).map_err(self.failed("the store file cannot be read"))?
         {
             return Ok(());
         }
-        self.good.store(0, Ordering::Relaxed);
-        self.mark(0..count, Chunk::Unknown);
+        self.chunks.count_anew();
+        self.chunks.mark(0..count, Chunk::Unknown);
         lock(&self.fresh).clear();
         self.held.table.clear(0..count).map_err(self.failed("its table cannot be written"))?;
         let why = "its bytes are not those of its digest".to_owned();
@@ -474,7 +418,7 @@ impl Object {
     fn decode(&self, wanted: &Range<u64>) -> Result<(), Error> {
         let Some(Steps { stream, .. }) = self.steps() else { return Ok(()) };
         let mut decoded = Ok(());
-        while decoded.is_ok() && !self.are_good(wanted) {
+        while decoded.is_ok() && !self.chunks.are_good(wanted) {
             decoded = self.step();
         }
         if let Some(progress) = &stream.progress {
@@ -486,12 +430,14 @@ impl Object {
     /// Takes chunks for good that a predecessor has brought into the file.
     pub(crate) fn take_over(&self) {
         let there = |chunk: &u64| self.presence.place(*chunk) == Some(Where::File);
-        (0..self.presence.chunks()).filter(there).for_each(|chunk| self.mark(chunk..chunk + 1, Chunk::Good));
+        (0..self.presence.chunks())
+            .filter(there)
+            .for_each(|chunk| self.chunks.mark(chunk..chunk + 1, Chunk::Good));
     }
 
     /// Keeps a chunk that was decoded, unless it is there.
     fn decoded(&self, stream: &Stream, chunk: u64, bytes: &[u8]) -> Result<(), Error> {
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = self.chunks.lock();
         match chunks.get_mut(index(chunk)) {
             // Another thread looks at it, and will ask again if it is damaged.
             None | Some(Chunk::Good | Chunk::Busy) => return Ok(()),
@@ -617,11 +563,6 @@ impl Drop for Object {
             let _ = self.sync();
         }
     }
-}
-
-/// Takes chunks as far as nobody looks at them yet, and counts them.
-fn take_free<'a>(chunks: impl Iterator<Item = &'a mut Chunk>) -> u64 {
-    chunks.take_while(|chunk| **chunk == Chunk::Unknown).map(|chunk| *chunk = Chunk::Busy).count() as u64
 }
 
 #[cfg(test)]

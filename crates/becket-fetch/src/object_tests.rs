@@ -67,24 +67,24 @@ fn what_is_taken_is_free_and_is_beside_what_is_wanted() {
     assert_eq!(unit, 8);
     object.presence.ask(19 << 13, 1);
     assert_eq!(object.claim(0, false, CHUNKS, &|_| true), Some(19..CHUNKS), "all of them are wanted");
-    object.mark(19..CHUNKS, Chunk::Unknown);
+    object.chunks.mark(19..CHUNKS, Chunk::Unknown);
     assert_eq!(object.claim(0, false, CHUNKS, &|at| object.presence.is_wanted(at)), Some(19..20));
     assert_eq!(object.widen(19..20), 16..24);
-    assert_eq!(object.claim_more(24, 26), 26);
-    assert_eq!(object.claim_more(24, 26), 24, "they are taken");
-    assert_eq!(object.claim_in(10..30, 4), 10..14);
-    assert_eq!(object.claim_in(10..30, 4), 14..16, "the next is taken");
-    assert_eq!(object.claim_in(10..30, 4), 26..30);
-    assert!(object.claim_in(10..30, 4).is_empty());
-    object.mark(8..32, Chunk::Unknown);
-    assert_eq!(object.claim_in(11..12, 1), 11..12);
-    assert_eq!(object.claim_in(13..14, 1), 13..14);
+    assert_eq!(object.chunks.take_up_to(24, 26), 26);
+    assert_eq!(object.chunks.take_up_to(24, 26), 24, "they are taken");
+    assert_eq!(object.chunks.take_in(10..30, 4), 10..14);
+    assert_eq!(object.chunks.take_in(10..30, 4), 14..16, "the next is taken");
+    assert_eq!(object.chunks.take_in(10..30, 4), 26..30);
+    assert!(object.chunks.take_in(10..30, 4).is_empty());
+    object.chunks.mark(8..32, Chunk::Unknown);
+    assert_eq!(object.chunks.take_in(11..12, 1), 11..12);
+    assert_eq!(object.chunks.take_in(13..14, 1), 13..14);
     assert_eq!(object.widen(13..14), 12..16, "no further than what another thread looks at");
     object.exact = true;
-    assert_eq!(object.claim_in(27..28, 1), 27..28);
+    assert_eq!(object.chunks.take_in(27..28, 1), 27..28);
     assert_eq!(object.widen(27..28), 27..28);
     object.exact = false;
-    assert_eq!(object.claim_in(CHUNKS - 1..CHUNKS, 1), CHUNKS - 1..CHUNKS);
+    assert_eq!(object.chunks.take_in(CHUNKS - 1..CHUNKS, 1), CHUNKS - 1..CHUNKS);
     assert_eq!(object.widen(CHUNKS - 1..CHUNKS), CHUNKS - 8..CHUNKS);
 }
 

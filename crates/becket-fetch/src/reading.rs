@@ -13,7 +13,8 @@ use becket_image::{Filler, Reach, ReadAt};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
-use crate::object::{Chunk, Object, RUN, Supply, UNIT, lock};
+use crate::chunks::Chunk;
+use crate::object::{Object, RUN, Supply, UNIT, lock};
 use crate::order::{Order, Unpack};
 use crate::place::shown_source;
 use crate::steps::Steps;
@@ -92,7 +93,7 @@ impl Object {
         let end = offset + buf.len() as u64;
         let ahead = self.ahead(offset, end);
         let mut chunks = self.chunks_of(&(offset..end));
-        let missing = !self.are_good(&chunks);
+        let missing = !self.chunks.are_good(&chunks);
         if missing && !self.wanted(&chunks) && ahead > 0 {
             // One request brings what is behind it, too.
             chunks.end = self.chunks_of(&(offset..end.saturating_add(ahead))).end;
@@ -103,7 +104,7 @@ impl Object {
 
     /// Notes which chunks were evicted by another process, to which the table was lent.
     fn forget_gone(&self, chunks: &Range<u64>) {
-        let mut known = lock(&self.chunks);
+        let mut known = self.chunks.lock();
         for chunk in chunks.clone() {
             if let Some(state) = known.get_mut(index(chunk)).filter(|state| **state == Chunk::Good)
                 && self.presence.place(chunk).is_none()

@@ -224,9 +224,8 @@ impl InGuest {
         match self.load {
             Load::Conformance { via, mode } => {
                 // Most of the time goes into random operations. Without ublk, none of them passes through
-                // becket. On it, each data path and each command path has all of them once: batch commands
-                // with zero copy on 7.x, single commands with copying on 6.12.
-                let few = via != "ublk" || (self.series == Series::V7 && mode != Some("batch-zero-copy"));
+                // becket. On it, each data path has all of them once: zero copy on 7.x, copying on 6.12.
+                let few = via != "ublk" || (self.series == Series::V7 && mode != Some("zero-copy"));
                 let brief = match (whole, few) {
                     (true, _) => "",
                     (false, true) => " --ops 2000",

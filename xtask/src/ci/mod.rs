@@ -26,7 +26,7 @@ use case::Finished;
 pub(crate) use case::{Case, Outcome, count};
 use guest::InGuest;
 pub(crate) use host::tested;
-use steps::{STEPS, Step, choose};
+use steps::{NAMED_ONLY, STEPS, Step, choose};
 
 /// Arguments of `cargo xtask ci`.
 #[derive(clap::Args)]
@@ -87,7 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         allowed.judge(&mut step.cases);
     }
     report::write_conformance(&finished)?;
-    Ok(report::print(&finished, begin.elapsed()))
+    let left_out: &[&str] = if args.only.is_empty() { &NAMED_ONLY } else { &[] };
+    Ok(report::print(&finished, left_out, begin.elapsed()))
 }
 
 /// Runs a step under a heading; an error is a failed case of the step's own name.

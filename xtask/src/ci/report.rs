@@ -16,14 +16,17 @@ pub(crate) fn summary(cases: &[Case], took: Duration) -> String {
     format!("{passed} passed, {failed} failed, {skipped} skipped in {:.0} s", took.as_secs_f64())
 }
 
-/// Prints everything; the exit code.
-pub(crate) fn print(steps: &[Finished], took: Duration) -> u8 {
+/// Prints everything, and which steps were left out; the exit code.
+pub(crate) fn print(steps: &[Finished], left_out: &[&str], took: Duration) -> u8 {
     let all = || steps.iter().flat_map(|step| &step.cases);
     println!("\n== steps");
     for step in steps {
         println!("{:<26}{}", step.name, summary(&step.cases, step.took));
     }
     println!("{:<26}{:.0} s", "together", took.as_secs_f64());
+    if !left_out.is_empty() {
+        println!("not run, unless they are named: {}", left_out.join(", "));
+    }
 
     let (passed, failed, skipped) = count(all());
     let with = |outcome| all().filter(move |case| case.outcome == outcome);
@@ -120,8 +123,8 @@ mod tests {
     fn a_failure_or_nothing_at_all_is_no_success() {
         let step =
             |outcome| Finished { name: "x", cases: vec![case("t", "p", outcome)], took: Duration::ZERO };
-        assert_eq!(print(&[step(Outcome::Passed)], Duration::ZERO), 0);
-        assert_eq!(print(&[step(Outcome::Failed)], Duration::ZERO), 1);
-        assert_eq!(print(&[], Duration::ZERO), 1);
+        assert_eq!(print(&[step(Outcome::Passed)], &[], Duration::ZERO), 0);
+        assert_eq!(print(&[step(Outcome::Failed)], &[], Duration::ZERO), 1);
+        assert_eq!(print(&[], &[], Duration::ZERO), 1);
     }
 }

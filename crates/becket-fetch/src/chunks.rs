@@ -59,7 +59,8 @@ impl Chunks {
         from + take(self.lock().get_mut(index(from)..index(end)).unwrap_or_default().iter_mut())
     }
 
-    /// Takes chunks before `end` as far as nobody looks at them yet, down to `first`; returns where they begin.
+    /// Takes chunks before `end` as far as nobody looks at them yet, down to `first`; returns where they
+    /// begin.
     pub(crate) fn take_down_to(&self, first: u64, end: u64) -> u64 {
         end - take(self.lock().get_mut(index(first)..index(end)).unwrap_or_default().iter_mut().rev())
     }

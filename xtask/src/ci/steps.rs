@@ -86,8 +86,8 @@ pub(super) const STEPS: [(&str, Step); 22] = [
     ("guest-6.1-disks", guest(Series::V6_1, Load::Disks)),
 ];
 
-/// Steps that run only when they are named: what is a part of another step, and two modes. Each half of them is
-/// in another step, and both together are in `guest-7.x-tests` and `guest-6.12`.
+/// Steps that run only when they are named: what is a part of another step, and two modes. Each half of them
+/// is in another step, and both together are in `guest-7.x-tests` and `guest-6.12`.
 pub(super) const NAMED_ONLY: [&str; 3] = ["unit", "guest-7.x-copy", "guest-7.x-batch-zero-copy"];
 
 /// With `--examples` cargo chooses the features that the tests have: no dependency is checked twice.

@@ -17,8 +17,50 @@ pub(crate) struct Failure {
     pub(crate) status: u8,
 }
 
+/// All kinds that a program can meet, those of the lower rooms included: `error_kind` of
+/// `docs/becket.schema.json`.
+const KINDS: &[&str] = &[
+    "not_found",
+    "permission",
+    "not_an_image",
+    "invalid_option",
+    "in_use",
+    "name_in_use",
+    "busy",
+    "unsupported",
+    "read_only",
+    "ambiguous",
+    "timeout",
+    "server",
+    "io",
+    "usage",
+    "mount",
+    "umount",
+    "guard_killed",
+    "not_a_directory",
+    "command",
+    "not_mounted",
+    "not_ours",
+    "partitioned",
+    "no_partition",
+    "exists",
+    "not_a_file",
+    "interrupted",
+    "luks",
+    "url",
+    "origin",
+    "origin_away",
+    "source_changed",
+    "stream",
+    "store",
+];
+
+/// There is no reader to report to: nobody meets it.
+const BROKEN_PIPE: &str = "broken_pipe";
+
 impl Failure {
     pub(crate) fn new(kind: &str, message: impl Into<String>) -> Self {
+        debug_assert!(kind == BROKEN_PIPE || KINDS.contains(&kind), "{kind} is not described");
         Self { kind: kind.to_owned(), message: message.into(), hint: None, status: 1 }
     }
 
@@ -69,7 +111,7 @@ impl Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self::new("broken_pipe", "");
+            return Self::new(BROKEN_PIPE, "");
         }
         Self::io("cannot write to standard output", &error)
     }
@@ -95,6 +137,12 @@ pub(crate) fn without_errno(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_kinds_are_described() {
+        let schema: Value = serde_json::from_str(include_str!("../../../docs/becket.schema.json")).unwrap();
+        assert_eq!(schema["$defs"]["error_kind"]["enum"], json!(KINDS));
+    }
 
     #[test]
     fn reasons_are_reported_plainly() {

@@ -60,6 +60,7 @@ fn all_output_is_as_described() {
     image::gpt(&place.path("disk.img"), 64 << 20);
     tool(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(place.path("fs.img")).arg("4M"));
     image::sparse(&place.path("x.img"), 1 << 20);
+    tool(Command::new("sh").arg("-c").arg("gzip -c fs.img >packed.gz").current_dir(place.path("")));
     image::random(&place.dir("tree").join("inner.img"), 1 << 20, 1);
     let tree = place.path("tree");
     tool(
@@ -90,6 +91,14 @@ fn all_output_is_as_described() {
         ("store_verify", &["store", "verify", "--store", "st"]),
         ("store_drop", &["store", "drop", "--all", "--store", "st"]),
         ("failed", &["store", "verify", "--store", "st", "http://127.0.0.1:1/x"]),
+        ("failed", &["inspect", "--origin-timeout", "100ms", "http://127.0.0.1:1/x"]),
+        ("failed", &["inspect", "s3://bad"]),
+        ("failed", &["store", "list", "--store", "/proc/nothing"]),
+        ("store_prefetch", &["store", "prefetch", "--store", "st", "packed.gz"]),
+        ("store_list", &["store", "list", "--store", "st"]),
+        ("store_verify", &["store", "verify", "--store", "st"]),
+        ("store_drop", &["store", "drop", "--all", "--store", "st"]),
+        ("devices", &["set", "x", "--read-only", "off"]),
         ("store_prefetch", &["store", "prefetch", "--store", "st", "disk.img"]),
         ("devices", &["set", "x", "--read-only", "on"]),
         ("event", &["events", "--no-follow", "cow"]),

@@ -41,6 +41,37 @@ fn prose_and_comments_have_at_most_110_columns() {
     assert!(found.is_empty(), "lines of more than {MOST} columns:\n{}", found.join("\n"));
 }
 
+/// It is to be read in ten minutes.
+#[test]
+fn the_page_on_the_architecture_is_short() {
+    let page = exec::workspace().join("docs/ARCHITECTURE.md");
+    let lines = std::fs::read_to_string(page).unwrap().lines().count();
+    assert!(lines <= 300, "docs/ARCHITECTURE.md has {lines} lines");
+}
+
+/// Each record has a line, in the order of their numbers, with the first word of its own status.
+#[test]
+fn the_index_of_decisions_is_complete() {
+    let folder = exec::workspace().join("docs/decisions");
+    let mut wanted = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let text = std::fs::read_to_string(folder.join(&name)).unwrap();
+        let status = text.lines().find_map(|line| line.strip_prefix("- Status: "));
+        if let Some(word) = status.and_then(|status| status.split([' ', ';', ',', ':']).next()) {
+            wanted.push((name[..4].to_owned(), word.to_owned(), name));
+        }
+    }
+    wanted.sort();
+    let index = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let lines = index.lines().filter_map(|line| line.strip_prefix("| [")?.split_once("] | "));
+    let listed: Vec<_> = lines.map(|(number, rest)| (number, rest.split(" | ").nth(1).unwrap())).collect();
+    let files: Vec<_> = index.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ")).collect();
+    assert!(wanted.len() > 100);
+    assert_eq!(listed, wanted.iter().map(|(number, word, _)| (&**number, &**word)).collect::<Vec<_>>());
+    assert_eq!(files, wanted.iter().map(|(number, _, name)| (&**number, &**name)).collect::<Vec<_>>());
+}
+
 #[test]
 fn only_prose_and_comments_count() {
     let (long, code) = ("word ".repeat(30), format!("let x = \"{}\";", "y".repeat(120)));

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -46,12 +47,22 @@ impl ProcessId {
     }
 }
 
+/// So often a process is looked at before it is taken for stopped.
+const LOOKS: u32 = 1;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
 impl ProcessId {
-    /// Whether it is stopped, by a signal or by a debugger: it lives and does nothing.
+    /// Whether it is stopped, by a signal or by a debugger: it lives and does nothing. A program that is
+    /// traced stops at each of its system calls for a moment, which does not count: it is looked at again.
     pub(crate) fn stopped(self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
-        state.starts_with(['T', 't']) && parse_stat(&stat).is_some_and(|(start, _)| start == self.start)
+        (0..LOOKS).all(|look| {
+            if look > 0 {
+                std::thread::sleep(BETWEEN_LOOKS);
+            }
+            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+            let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
+            state.starts_with(['T', 't']) && parse_stat(&stat).is_some_and(|(start, _)| start == self.start)
+        })
     }
 }
 
@@ -107,7 +118,6 @@ mod tests {
     #[test]
     fn a_stopped_process_is_not_one_that_goes_on() {
         use becket_testkit::wait_until;
-        use std::time::Duration;
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         let send = |signal| {
@@ -122,6 +132,29 @@ mod tests {
         assert!(wait_until(Duration::from_secs(10), || !id.stopped()));
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_is_traced_is_not_stopped() {
+        use becket_testkit::{require_plain_machine, wait_until};
+        let name = "system::process::tests::a_process_that_is_traced_is_not_stopped";
+        if !require_plain_machine(name, &["strace"]) {
+            return;
+        }
+        let mut tracer = std::process::Command::new("strace")
+            .args(["-qq", "-o", "/dev/null", "dd", "if=/dev/zero", "of=/dev/null", "bs=1"])
+            .spawn()
+            .unwrap();
+        let of_tracer = format!("/proc/{0}/task/{0}/children", tracer.id());
+        let traced = || {
+            let children = fs::read_to_string(&of_tracer).unwrap_or_default();
+            children.split_whitespace().next().and_then(|pid| ProcessId::of(pid.parse().ok()?))
+        };
+        assert!(wait_until(Duration::from_secs(10), || traced().is_some()));
+        let traced = traced().unwrap();
+        assert!((0..100).all(|_| !traced.stopped()));
+        tracer.kill().unwrap();
+        tracer.wait().unwrap();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::CommandFactory;
+use std::path::Path;
 
 #[test]
 fn definitions_are_sound() {
@@ -148,4 +149,35 @@ proptest::proptest! {
             proptest::prop_assert_eq!(format!("{quick:?}"), format!("{parsed:?}"));
         }
     }
+}
+
+/// The commands of the guide and of README that need a server of the reader's, which no test has: those that
+/// need none are run (`tests/guide.rs`).
+#[test]
+fn commands_of_the_guide_that_are_not_run_parse() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md")];
+    pages.extend(std::fs::read_dir(root.join("docs/guide/src")).unwrap().map(|page| page.unwrap().path()));
+    pages.retain(|page| page.extension().is_some_and(|kind| kind == "md"));
+    let mut parsed = 0;
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap().replace("\\\n", " ");
+        let mut fence = None;
+        for line in text.lines() {
+            if let Some(kind) = line.strip_prefix("```") {
+                fence = if fence.is_some() { None } else { Some(kind) };
+            } else if fence.is_some_and(|kind| kind != "console")
+                && let Some(command) = line.find("becket ").and_then(|at| line.get(at..))
+                && ["", "sudo ", "$ "].contains(&line.strip_suffix(command).unwrap_or("-"))
+            {
+                let words = crate::words::words(command).unwrap();
+                let until = words.iter().position(|word| word.starts_with(['>', '|']) || word == "&&");
+                let words = words.get(..until.unwrap_or(words.len())).unwrap();
+                let error = Cli::try_parse_from(words).err();
+                assert!(error.is_none(), "{}: `{command}`: {error:?}", page.display());
+                parsed += 1;
+            }
+        }
+    }
+    assert!(parsed > 25, "{parsed}");
 }

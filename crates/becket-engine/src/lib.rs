@@ -7,6 +7,7 @@ pub mod aside;
 
 mod core;
 mod decode;
+mod ending;
 mod error;
 pub mod fault;
 mod geometry;
@@ -30,6 +31,7 @@ mod user_data;
 
 pub use crate::core::{Batch, Memory};
 pub use decode::{Decoding, LEAST_CACHE, MOST_LAYERS};
+pub use ending::Ending;
 pub use error::Error;
 pub use fault::{Faults, Interceptor};
 pub use geometry::Geometry;
@@ -41,5 +43,6 @@ pub use request::{Data, InGuest, Op, Request};
 pub use ring::{LITTLE, try_ring};
 pub use serving::Serving;
 pub use stats::{Activity, BOUNDS, Decodings, Fetched, QueueStats, Summary};
+pub use target::FAREWELL;
 pub use thread::{IoThreads, QueueId};
 pub use token::{Answer, Token};

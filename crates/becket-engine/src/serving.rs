@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::growing::{Growing, Handle};
 use crate::target::{AnyTarget, SLOTS, Target};
-use crate::{Decoding, Error, Interceptor, decode::Layers};
+use crate::{Decoding, Ending, Error, Interceptor, decode::Layers};
 
 /// How long it takes until a thread that may wait looks again whether its sync has its turn.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -40,6 +40,17 @@ struct Sources {
     layers: Option<Arc<Layers>>,
     /// What makes room in source 0.
     growing: Option<Handle>,
+    ending: Arc<Ending>,
+}
+
+/// With the last queue, or who keeps a device without one.
+impl Drop for Sources {
+    fn drop(&mut self) {
+        if self.ending.is_expected() {
+            let lost = self.targets.iter().filter_map(|target| target.farewell().err());
+            lost.for_each(|why| self.ending.loses(why));
+        }
+    }
 }
 
 impl Serving {
@@ -52,7 +63,7 @@ impl Serving {
 
     /// The same with targets of any kind.
     pub(crate) fn with_targets(map: Map, targets: Vec<AnyTarget>, read_only: bool) -> Serving {
-        let sources = Arc::new(Sources { targets, layers: None, growing: None });
+        let sources = Arc::new(Sources { targets, layers: None, growing: None, ending: Arc::default() });
         Serving { map: Arc::new(map), read_only, direct: DirectIo::Auto, unit: 1, sources, interceptor: None }
     }
 
@@ -95,7 +106,10 @@ impl Serving {
     pub fn decoded_by(self, decoding: &Arc<Decoding>, encoded: Vec<Encoded>) -> Result<Serving, Error> {
         let layers = Some(Layers::new(encoded, self.sources.targets.len(), Arc::clone(decoding))?);
         match Arc::try_unwrap(self.sources) {
-            Ok(sources) => Ok(Serving { sources: Arc::new(Sources { layers, ..sources }), ..self }),
+            Ok(mut sources) => {
+                sources.layers = layers;
+                Ok(Serving { sources: Arc::new(sources), ..self })
+            }
             Err(_) => {
                 Err(Error::Layers { why: "they come too late: the files are served already".to_owned() })
             }
@@ -114,8 +128,14 @@ impl Serving {
     ) -> Result<Serving, Error> {
         let late = || Error::Grow { source: std::io::Error::other("its files are served already") };
         let growing = Some(Handle::start(grow, self.map.len(), keep)?);
-        let sources = Arc::try_unwrap(self.sources).map_err(|_| late())?;
-        Ok(Serving { sources: Arc::new(Sources { growing, ..sources }), ..self })
+        let mut sources = Arc::try_unwrap(self.sources).map_err(|_| late())?;
+        sources.growing = growing;
+        Ok(Serving { sources: Arc::new(sources), ..self })
+    }
+
+    /// Whether it is about to end for good, and how that went.
+    pub fn ending(&self) -> &Arc<Ending> {
+        &self.sources.ending
     }
 
     #[inline]

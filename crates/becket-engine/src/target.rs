@@ -28,5 +28,6 @@ mod syncs;
 pub(crate) use any::AnyTarget;
 pub(crate) use contract::{Completed, Piece, SLOTS, Target};
 pub(crate) use file::FileState;
+pub use link::FAREWELL;
 pub(crate) use straight::Straight;
 pub(crate) use syncs::Syncs;

@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use becket_engine::{
-    Batch, Decoding, Faults, Geometry, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
-    Serving, Summary,
+    Batch, Decoding, Ending, Faults, Geometry, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId,
+    QueueStats, Serving, Summary,
 };
 use becket_image::{DirectIo, Encoded, Grow, Map, Opened, Source};
+
+use crate::aside;
 
 /// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
@@ -144,6 +146,11 @@ impl Served {
         self.live().serving.upgrade()
     }
 
+    /// Whether it is about to end for good, and how that went; `None` once its queues have ended.
+    pub fn ending(&self) -> Option<Arc<Ending>> {
+        self.serving().map(|serving| Arc::clone(serving.ending()))
+    }
+
     fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,7 +219,10 @@ impl Served {
             let mut live = self.live();
             (live.all(), live.kept.take())
         };
-        drop(kept);
+        if let Some(kept) = kept {
+            // Without a queue this is its end, which may wait for a server.
+            drop(aside::begun(move || drop(kept)));
+        }
         self.each(queues, |queue| threads.leave(queue))
     }
 

@@ -110,6 +110,16 @@ impl Ui {
         }
     }
 
+    /// What may be lost with a device that was detached. Says whether anything may.
+    pub(crate) fn unsaved(&self, info: &DeviceInfo) -> bool {
+        if info.unsaved.is_some()
+            && let Some(warning) = info.warnings.last()
+        {
+            self.note(format!("warning: {warning}"));
+        }
+        info.unsaved.is_some()
+    }
+
     /// A failure, for people.
     pub(crate) fn failure(&self, failure: &Failure) {
         if failure.kind == "broken_pipe" {

@@ -355,6 +355,7 @@ mod tests {
         let mut exported = device("one", 1).info;
         (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
         (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
+        exported.unsaved = Some(String::new());
         (exported.spec.url, exported.stored) = (Some(String::new()), Some(Part::default()));
         exported.counted_before = Some(Box::default());
         assert_eq!(type_of("Device"), keys(&exported));

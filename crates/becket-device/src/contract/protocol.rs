@@ -61,6 +61,9 @@ pub(crate) enum Order {
     /// Have the reads of a device fail that began before a moment (`moment`) and wait for its server: nobody
     /// wants their bytes any more.
     GiveUpReads { id: DeviceId, before: u64 },
+    /// A device is about to end for good, or stays after all. Answered like `Serve`. What its end may lose is
+    /// reported by `Unsaved`. Given to workers that have the feature.
+    Expect { id: DeviceId, end: bool },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: DeviceId },
 }
@@ -189,6 +192,8 @@ pub(crate) enum Report {
     Full { id: DeviceId, why: String, room: Option<u16> },
     /// What the device has done; nothing when it is not served here.
     Counted { id: DeviceId, stats: Option<Box<Summary>> },
+    /// Finished writes of a device may be lost that has ended for good, and why. `Closed` follows.
+    Unsaved { id: DeviceId, why: String },
     /// Every descriptor of the device is closed.
     Closed { id: DeviceId },
     /// How many clients an export has had; said whenever that changes.
@@ -217,6 +222,7 @@ impl Report {
             | Report::Visits { id, .. }
             | Report::Left { id, .. }
             | Report::Stays { id }
+            | Report::Unsaved { id, .. }
             | Report::Closed { id } => Some(*id),
             Report::Held(serve) => Some(serve.id),
             Report::Started { .. } | Report::Refused { .. } | Report::Handed(_) => None,

@@ -262,6 +262,9 @@ pub struct DeviceInfo {
     /// What keeps the server of its image from being reached, and since when, while it is away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<String>,
+    /// Why bytes may be lost that were written to it and not flushed, where it was detached and that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsaved: Option<String>,
     /// What the kernel had counted of its disk before the image came, where that was anything. The numbers of
     /// `stat` are without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -302,9 +305,21 @@ impl DeviceInfo {
             connections: None,
             stored: None,
             away: None,
+            unsaved: None,
             counted_before: None,
             warnings: Vec::new(),
         }
+    }
+
+    /// Was detached, and bytes may be lost that were written to it.
+    pub(crate) fn loses(&mut self, why: String) {
+        let image = self.spec.url.clone().unwrap_or_else(|| self.spec.image.display().to_string());
+        self.warnings.push(format!(
+            "what was written to {image} since its last flush may be lost: {why}; {} is detached: check the \
+             image on its server, and write again what it lacks",
+            self.name
+        ));
+        self.unsaved = Some(why);
     }
 
     /// It is a file, and no block device.

@@ -18,6 +18,7 @@ const PROTOCOL: RangeInclusive<u32> = 3..=3;
 const FEATURES: &[&str] = &[
     FEATURE_EXPORTS,
     FEATURE_FRONT_ENDS,
+    FEATURE_ENDS,
     becket_image::link::FEATURE,
     becket_image::link::TLS_FEATURE,
     becket_image::link::FEATURE_RBD,
@@ -29,6 +30,8 @@ const FEATURES: &[&str] = &[
 pub(crate) const FEATURE_EXPORTS: &str = "exports";
 /// Front-ends of virtual machines that go from worker to worker.
 pub(crate) const FEATURE_FRONT_ENDS: &str = "front-ends";
+/// Workers that are asked before a device ends, and say what of its bytes may be lost. No device needs it.
+pub(crate) const FEATURE_ENDS: &str = "ends";
 /// The artificial feature of a later version, in tests.
 #[cfg(debug_assertions)]
 const LATER: &str = "test-later";

@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use becket_engine::FAREWELL;
 use becket_image::Source;
 use becket_transport::{aside, sysfs};
 use tracing::{info, warn};
@@ -71,15 +72,27 @@ impl Supervisor {
         state.responds()?;
         let driver = self.driver(state.device.info.transport)?;
         let id = DeviceId::of(&state.device.info);
-        let mut has_let_go = false;
+        let (mut has_let_go, mut unsaved) = (false, None);
         if let Some(added) = driver.info(id.number)?.filter(|added| added.mark == state.device.mark) {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
             let stopped = added.stopped;
-            if !stopped && (force || !state.hopeful()) {
-                driver.stop(id.number)?;
-            } else if !stopped && !driver.stop_unused(id.number)? {
-                give_up_dead_reads(&state.device.info, &*state.worker);
-                return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
+            let flushes = state.kept.sources.iter().any(Source::needs_last_flush);
+            if !stopped {
+                // Before: a queue ends as soon as its device is stopped.
+                let unasked = if flushes { state.worker.expect(id, true).err() } else { None };
+                unsaved = unasked.map(|error| format!("its server could not be asked to flush: {error}"));
+                let gone = match force || !state.hopeful() {
+                    true => driver.stop(id.number).map(|()| true),
+                    false => driver.stop_unused(id.number),
+                };
+                if flushes && !matches!(gone, Ok(true)) {
+                    // One that cannot be asked has died.
+                    let _ = state.worker.expect(id, false);
+                }
+                if !gone? {
+                    give_up_dead_reads(&state.device.info, &*state.worker);
+                    return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
+                }
             }
             if driver.leaves_when_asked() {
                 // One that is dead has left. What it still had of clients ends here.
@@ -87,6 +100,7 @@ impl Supervisor {
             }
             let patience = match (stopped, force) {
                 (true, _) => Duration::ZERO,
+                (false, true) if flushes => FORCED + FAREWELL,
                 (false, true) => FORCED,
                 (false, false) => CLOSING,
             };
@@ -96,6 +110,7 @@ impl Supervisor {
                 self.let_go(owned, state, true);
             })?;
             drop(state.worker.take_left(id));
+            unsaved = state.worker.take_unsaved(id).or(unsaved);
             has_let_go = state.worker.alive();
             driver.del(id.number)?;
         }
@@ -117,6 +132,10 @@ impl Supervisor {
             connector.stays(false);
         }
         info!(event = "detached", device = state.name(), "detached");
+        if let Some(why) = unsaved {
+            warn!(event = "unsaved", device = state.name(), "written bytes may be lost: {why}");
+            state.device.info.loses(why);
+        }
         if state.kept.serve.isolated {
             state.worker.dismiss();
             state.next.take().inspect(|next| next.dismiss());

@@ -71,6 +71,7 @@ struct State {
     visits: HashMap<DeviceId, Visits>,
     hooks: HashMap<DeviceId, Hook>,
     left: HashMap<DeviceId, Vec<Arrival>>,
+    unsaved: HashMap<DeviceId, String>,
 }
 
 impl std::fmt::Debug for State {
@@ -170,8 +171,7 @@ impl WorkerProcess {
             Report::Ready { first, .. } => Some(Ok(first)),
             Report::Failed { why, .. } => Some(Err(refused(id, &quoted(&why)))),
             Report::Full { why, room, .. } => {
-                let what = format!("is full: {}", quoted(&why));
-                Some(Err(Error::Full { what, room }))
+                Some(Err(Error::Full { what: format!("is full: {}", quoted(&why)), room }))
             }
             Report::Counted { id: DeviceId::NONE, .. } => {
                 state.pongs += 1;
@@ -181,6 +181,7 @@ impl WorkerProcess {
                 state.counted.insert(id, stats);
                 None
             }
+            Report::Unsaved { why, .. } => state.unsaved.insert(id, quoted(&why)).and(None),
             Report::Closed { .. } => {
                 state.closed.insert(id);
                 None
@@ -205,8 +206,7 @@ impl WorkerProcess {
                 state.left.entry(id).or_default().retain(|(other, _)| !is_again(other));
                 None
             }
-            Report::Started { .. } | Report::Refused { .. } => None,
-            Report::Held(_) | Report::Handed(_) => None,
+            Report::Started { .. } | Report::Refused { .. } | Report::Held(_) | Report::Handed(_) => None,
         };
         if let Some(answer) = answer {
             state.answers.insert(id, answer);
@@ -330,6 +330,7 @@ impl Worker for WorkerProcess {
         state.visits.remove(&id);
         state.hooks.remove(&id);
         state.left.remove(&id);
+        state.unsaved.remove(&id);
         drop(state);
         self.order(id, &Order::Serve(Box::new(serve)), fds, ORDER)
     }
@@ -353,6 +354,17 @@ impl Worker for WorkerProcess {
 
     fn leave(&self, id: DeviceId) -> Result<(), Error> {
         self.tell(&Order::Leave { id }, &[])
+    }
+
+    fn expect(&self, id: DeviceId, end: bool) -> Result<(), Error> {
+        if !self.about.features.iter().any(|known| known == versions::FEATURE_ENDS) {
+            return Err(Error::Worker { what: "is of an older version, which does not know how".to_owned() });
+        }
+        self.order(id, &Order::Expect { id, end }, &[], ORDER).map(drop)
+    }
+
+    fn take_unsaved(&self, id: DeviceId) -> Option<String> {
+        self.state().unsaved.remove(&id)
     }
 
     fn give_up_reads(&self, id: DeviceId, before: u64) {

@@ -43,6 +43,15 @@ pub(crate) trait Worker: Send + Sync {
     /// Makes it take no more requests of a FUSE device, finish those that it has, and close it; returns
     /// before that.
     fn leave(&self, id: DeviceId) -> Result<(), Error>;
+    /// Has it know that a device is about to end for good, or stays after all. It then has the server of its
+    /// image flush, in at most [`FAREWELL`](becket_engine::FAREWELL).
+    fn expect(&self, _id: DeviceId, _end: bool) -> Result<(), Error> {
+        Ok(())
+    }
+    /// Why finished writes may be lost of a device that has ended for good. It is returned once.
+    fn take_unsaved(&self, _id: DeviceId) -> Option<String> {
+        None
+    }
     /// Makes the reads of a device fail that wait for its server; returns before that.
     fn give_up_reads(&self, _id: DeviceId, _before: u64) {}
     /// Gives it a client of an export; returns before it is served.

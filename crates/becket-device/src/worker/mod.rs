@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
 
-use becket_engine::{Decoding, IoThreads, Serving};
+use becket_engine::{Decoding, Ending, IoThreads, Serving};
 use becket_image::Source;
 use becket_transport::nbd::Nbd;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
@@ -104,6 +104,8 @@ struct Charge {
     served: Option<Arc<Served>>,
     /// What takes the clients of an export.
     front: Option<Front>,
+    /// Its end, once that was spoken of.
+    ending: Option<Arc<Ending>>,
 }
 
 impl Worker {
@@ -143,6 +145,7 @@ impl Worker {
                         aside(scope, &errands, move || self.change_and_tell(&change, fds));
                     }
                     Ok(Some((Order::Leave { id }, _))) => self.leave(id),
+                    Ok(Some((Order::Expect { id, end }, _))) => self.expect(id, end),
                     Ok(Some((Order::GiveUpReads { id, before }, _))) => self.give_up_reads(id, before),
                     Ok(Some((Order::Stat { id }, _))) => {
                         let stats = self.served(id).map(|served| Box::new(served.stats()));
@@ -214,7 +217,7 @@ impl Worker {
         };
         let (flags, partitions) = (serve.abilities.flags(), serve.partitions.clone());
         let serial = serial_of(&setup.content.sources);
-        self.devices().insert(id, Charge { serve, keepsakes, link, served: None, front: None });
+        self.devices().insert(id, Charge::new(serve, keepsakes, link));
         let worker = Arc::clone(self);
         let on_closed = Box::new(move || worker.let_go(id));
         // One at a time: what one has counted as free no other one takes.
@@ -290,6 +293,19 @@ impl Worker {
         }
     }
 
+    /// Notes whether a device is about to end for good.
+    fn expect(&self, id: DeviceId, end: bool) {
+        let served = self.served(id).and_then(|served| Some((served.first(), served.ending()?)));
+        let Some((first, ending)) = served else {
+            return self.report(&Report::Failed { id, why: "it is not served here".to_owned() });
+        };
+        ending.expect(end);
+        if let Some(charge) = self.devices().get_mut(&id) {
+            charge.ending = Some(ending);
+        }
+        self.report(&Report::Ready { id, first });
+    }
+
     fn give_up_reads(&self, id: DeviceId, before: u64) {
         let before = moment::instant(before);
         if let Some(Err(error)) = self.served(id).map(|served| served.give_up_reads(&self.threads, before)) {
@@ -322,6 +338,9 @@ impl Worker {
         // Locked before it is reported: the next device may get this number at once, and must stay in the
         // list.
         let mut open = self.devices();
+        if let Some(why) = open.get(&id).and_then(|charge| charge.ending.as_ref()?.unsaved()) {
+            self.report(&Report::Unsaved { id, why });
+        }
         // Reported first: a supervisor that sees no open device may end the process.
         self.report(&Report::Closed { id });
         open.remove(&id);
@@ -493,6 +512,10 @@ fn refusal(id: DeviceId, error: &ServeError) -> Report {
 }
 
 impl Charge {
+    fn new(serve: Serve, keepsakes: Keepsakes, link: Vec<OwnedFd>) -> Charge {
+        Charge { serve, keepsakes, link, served: None, front: None, ending: None }
+    }
+
     /// What a successor needs of it, in copies.
     fn held(&self, serving: Arc<Serving>) -> io::Result<(Serve, Arc<Serving>, Keepsakes, Vec<OwnedFd>)> {
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
@@ -551,13 +574,7 @@ mod tests {
     fn a_number_that_is_taken_again_at_once_stays_open() {
         let (control, supervisor) = protocol::pair().unwrap();
         let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), None).unwrap();
-        let charge = || Charge {
-            serve: serve(Vec::new()),
-            keepsakes: Keepsakes::default(),
-            link: Vec::new(),
-            served: None,
-            front: None,
-        };
+        let charge = || Charge::new(serve(Vec::new()), Keepsakes::default(), Vec::new());
         worker.devices().insert(3.into(), charge());
         // The other end does not read, so that the report of the closing waits and the rest can overtake it.
         rustix::io::ioctl_fionbio(&*worker.control(), true).unwrap();

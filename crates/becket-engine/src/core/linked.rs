@@ -19,7 +19,7 @@ use crate::{
     ring::Ring,
     target::{
         Syncs, Target as _,
-        link::{Ask, Line, LineWay, LinkTarget, Why},
+        link::{Ask, Line, LineWay, LinkTarget, Parted, Why},
     },
     user_data::{NOBODY, Source, user_data},
 };
@@ -140,10 +140,12 @@ impl Core {
             self.lets_go(ring, number);
         }
         finished |= self.heeds(ring, number);
+        let (idle, patience) = self.line(number).map_or((false, None), |it| (it.is_quiet(), it.patience()));
         if let Some(socket) = self.line(number).and_then(Line::settles) {
             if self.closing {
+                let ending = self.serving.ending().is_expected();
                 if let Some(target) = self.link_target(number) {
-                    target.dialer().left(socket);
+                    target.parts(Parted { socket, patience, idle }, ending);
                 }
             } else {
                 drop(socket);
@@ -244,7 +246,7 @@ impl Core {
         let ways = self.line(number).map(Line::lets_go).unwrap_or_default();
         if let Some(target) = self.link_target(number) {
             target.dialer().forget(&waiter);
-            target.goes(self.number);
+            target.goes(self.number, self.serving.ending().is_expected());
         }
         self.cancels(ring, number, ways);
     }

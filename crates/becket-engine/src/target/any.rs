@@ -122,6 +122,10 @@ impl Target for AnyTarget {
         each!(self, target => target.sync_now())
     }
 
+    fn farewell(&self) -> Result<(), String> {
+        each!(self, target => target.farewell())
+    }
+
     fn hole(&self, offset: u64, len: u64) -> (u64, bool) {
         each!(self, target => target.hole(offset, len))
     }

@@ -120,6 +120,16 @@ pub(crate) trait Target {
     /// Some may not be durable.
     fn sync_now(&self) -> Result<(), Errno>;
 
+    /// The device has ended for good, and no queue is left: has finished writes made durable that nothing
+    /// on this host would make so without us. What is in its page cache the kernel writes. For a thread that
+    /// may wait; takes at most [`FAREWELL`](super::FAREWELL).
+    ///
+    /// # Errors
+    /// Why some of them may be lost.
+    fn farewell(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// How far the bytes from byte `offset` of the source on are alike, up to `len`, and whether they are a
     /// hole, which reads as zeroes. Without knowledge all are data.
     fn hole(&self, _offset: u64, len: u64) -> (u64, bool) {

@@ -128,7 +128,8 @@ impl Syncs {
         writes
     }
 
-    fn failed(&self) -> Option<Errno> {
+    /// What a sync has failed with.
+    pub(crate) fn failed(&self) -> Option<Errno> {
         match self.failed.load(Ordering::Acquire) {
             0 => None,
             errno => Some(Errno::from_raw_os_error(errno)),

@@ -107,6 +107,15 @@ impl Source {
         if let Source::Filled(filled) = self { Some(filled) } else { None }
     }
 
+    /// Whether finished writes to it may be lost if we do not have them flushed in the end: nothing on this
+    /// host has them.
+    pub fn needs_last_flush(&self) -> bool {
+        match self {
+            Source::File(_) | Source::Filled(_) => false,
+            Source::Link(link) => link.may_write() && !link.is_durable(),
+        }
+    }
+
     /// What it can do. Of a source that is not a file, [`Facts::kind`] means nothing.
     pub fn facts(&self) -> &Facts {
         self.kind().facts()

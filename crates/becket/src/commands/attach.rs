@@ -182,7 +182,7 @@ fn take_back(ui: &Ui, devices: &mut Vec<Attached>) {
     let mut stay = Vec::new();
     for attached in devices.drain(..).rev() {
         match luks::detach(Path::new(&attached.info.name), &options) {
-            Ok(_) => {}
+            Ok(gone) => _ = ui.unsaved(&gone),
             Err(error) if error.kind() == becket_device::ErrorKind::NotFound => {}
             Err(error) => {
                 ui.failure(&Failure::device("detach", attached.info.device.display(), &error));

@@ -50,7 +50,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
     if ui.json {
         ui.value(&json!({ "devices": devices, "errors": errors }))?;
     }
-    Ok(u8::from(!errors.is_empty()))
+    let unsaved = devices.iter().any(|info| info.unsaved.is_some());
+    Ok(u8::from(unsaved || !errors.is_empty()))
 }
 
 /// Tries each target once, many at the same time; returns those that did not go.
@@ -74,6 +75,7 @@ fn each(
                 if ui.verbose {
                     ui.note(reported(&info));
                 }
+                ui.unsaved(&info);
                 devices.push(info);
             }
             Err(error) => failures.push((target.clone(), error)),

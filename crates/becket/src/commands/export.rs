@@ -62,15 +62,16 @@ fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
         .map_err(|error| Failure::device("export", fetched::named(image), &error))?;
     ui.explain(&info);
     let status = run::guarded(ui, &info, &args.command, &signals);
-    drop(lease);
     // What the command has left of clients ends with it.
     let options = DetachOptions { force: true, timeout: GONE_WITHIN, ..DetachOptions::default() };
     match becket_device::detach(&info.name, &options) {
         Err(error) if error.kind() != becket_device::ErrorKind::NotFound => {
             ui.failure(&Failure::device("detach", info.device.display(), &error));
         }
-        _ => {}
+        Err(_) => {}
+        Ok(gone) => _ = ui.unsaved(&gone),
     }
+    drop(lease);
     status
 }
 
@@ -145,7 +146,7 @@ fn take_back(ui: &Ui, exports: &[DeviceInfo]) {
     let options = DetachOptions { timeout: GONE_WITHIN, ..DetachOptions::default() };
     for info in exports.iter().rev() {
         match becket_device::detach(&info.name, &options) {
-            Ok(_) => {}
+            Ok(gone) => _ = ui.unsaved(&gone),
             Err(error) if error.kind() == becket_device::ErrorKind::NotFound => {}
             Err(error) => ui.failure(&Failure::device("detach", info.device.display(), &error)),
         }

@@ -10,7 +10,7 @@
 
 use super::{common, fetched, luks};
 use crate::{args, cgroup::Cgroup, failure::Failure, ui::Ui};
-use becket_device::{DeviceInfo, Lease};
+use becket_device::{DetachOptions, DeviceInfo, Lease};
 use becket_uapi::signal::SignalFd;
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -166,6 +166,13 @@ fn clean_up(cgroup: Option<&Cgroup>) {
 
 /// Lets the device go, and waits until it is gone.
 fn release(ui: &Ui, info: &DeviceInfo, lease: Lease) {
+    // Its server would detach it with the lease, and could not say to us what may be lost.
+    if info.server_pid.is_some() {
+        let options = DetachOptions { lazy: true, timeout: GONE_WITHIN, ..DetachOptions::default() };
+        if let Ok(gone) = becket_device::detach(&info.name, &options) {
+            ui.unsaved(&gone);
+        }
+    }
     drop(lease);
     if !common::await_gone(info, GONE_WITHIN) {
         ui.note(format!(

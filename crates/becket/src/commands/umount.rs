@@ -50,29 +50,37 @@ pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
             .hint(format!("see what uses it: fuser -vm {dir}")));
     }
     let still = mounts::all().unwrap_or_default().into_iter().find(|mount| is_of(mount, &info));
-    match &still {
-        Some(mount) => ui.note(format!(
-            "{} stays attached: it is also mounted on {}",
-            info.device.display(),
-            mount.point.display()
-        )),
-        None => detach(&info, args.timeout)?,
-    }
+    let unsaved = match &still {
+        Some(mount) => {
+            ui.note(format!(
+                "{} stays attached: it is also mounted on {}",
+                info.device.display(),
+                mount.point.display()
+            ));
+            None
+        }
+        None => detach(&info, args.timeout)?.filter(|gone| ui.unsaved(gone)),
+    };
     if ui.json {
         let mut value = reported(&info, &mount.source, &point);
         value["detached"] = json!(still.is_none());
+        if let Some(gone) = &unsaved {
+            value["unsaved"] = json!(gone.unsaved);
+        }
         ui.value(&value)?;
     }
-    Ok(0)
+    Ok(u8::from(unsaved.is_some()))
 }
 
-fn detach(info: &DeviceInfo, timeout: Duration) -> Result<(), Failure> {
-    if info.spec.autoclear && common::await_gone(info, BY_ITSELF) {
-        return Ok(());
+/// The device as it was at its end, where nobody else has detached it.
+fn detach(info: &DeviceInfo, timeout: Duration) -> Result<Option<DeviceInfo>, Failure> {
+    // A server detaches it, too, but says to us alone what may be lost with it.
+    if info.server_pid.is_none() && info.spec.autoclear && common::await_gone(info, BY_ITSELF) {
+        return Ok(None);
     }
     match luks::detach(Path::new(&info.name), &DetachOptions { timeout, ..DetachOptions::default() }) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Ok(gone) => Ok(Some(gone)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Failure::device("detach", info.device.display(), &error)),
     }
 }

@@ -99,7 +99,10 @@ impl Served {
         {
             still_used(&device.display().to_string(), &becket_device::users(&name));
         }
-        Ok(())
+        match info.warnings.last().filter(|_| info.unsaved.is_some()) {
+            Some(warning) => Err(Trouble::new(format!("{}: {warning}", device.display()))),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn refresh(&self) -> Result<(), Trouble> {

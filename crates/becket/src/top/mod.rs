@@ -159,6 +159,9 @@ fn live(ui: &Ui, mut view: View, mut interval: Duration) -> Result<u8, Failure> 
 
 fn detach(name: &str) -> String {
     match becket_device::detach(name, &DetachOptions::default()) {
+        Ok(DeviceInfo { unsaved: Some(why), .. }) => {
+            format!("{name} is detached, and what was written to it may be lost: {why}")
+        }
         Ok(_) => format!("{name} is detached"),
         Err(error) => Failure::device("detach", name, &error).message,
     }

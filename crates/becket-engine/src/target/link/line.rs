@@ -520,6 +520,16 @@ impl Line {
         Some(socket)
     }
 
+    /// Whether nothing is with the server that it has not answered, and no part of an answer is here.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.busy == self.queue.len() && self.payload.is_none() && self.start == self.end
+    }
+
+    /// How long the user lets its server be away.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.patience
+    }
+
     /// Takes back the next request that is not with the kernel and of which `is` says so.
     pub(crate) fn take_back(&mut self, is: impl Fn(&Ask, u16) -> bool) -> Option<u16> {
         let is = |tag: &u16| self.pieces.get(usize::from(*tag)).is_some_and(|piece| is(&piece.ask, *tag));

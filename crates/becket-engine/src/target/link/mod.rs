@@ -9,6 +9,7 @@
 //! together ([`group`], docs/decisions/0179).
 
 mod dialer;
+mod farewell;
 mod group;
 mod line;
 
@@ -17,6 +18,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
+use std::time::Instant;
 
 use becket_image::{
     DirectIo,
@@ -28,6 +30,9 @@ use io_uring::{opcode, squeue};
 use rustix::io::Errno;
 
 use self::dialer::Dialer;
+pub use self::farewell::FAREWELL;
+use self::farewell::Parking;
+pub(crate) use self::farewell::Parted;
 use self::group::Group;
 pub(crate) use self::line::{Ask, Line, Way as LineWay, Why};
 use super::{
@@ -55,6 +60,9 @@ pub(crate) struct LinkTarget {
     /// How many writes had finished when a queue ended whose connection had some that no flush has covered.
     /// Only who made it sees whether its server has ended since.
     unwatched: AtomicU64,
+    parking: Parking,
+    /// How many writes had finished when a queue ended over whose connection nothing can be flushed.
+    adrift: AtomicU64,
 }
 
 impl LinkTarget {
@@ -63,8 +71,9 @@ impl LinkTarget {
         let group = Arc::new(Group::new(queues));
         let dialer = Dialer::new(Arc::clone(&source), Arc::clone(&group));
         let (reported, judged) = (AtomicU32::new(u32::MAX), AtomicBool::new(false));
-        let unwatched = AtomicU64::new(0);
-        LinkTarget { source, syncs: Syncs::new(queues), dialer, group, reported, judged, unwatched }
+        let (unwatched, adrift) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (syncs, parking) = (Syncs::new(queues), Parking::default());
+        LinkTarget { source, syncs, dialer, group, reported, judged, unwatched, parking, adrift }
     }
 
     pub(crate) fn dialer(&self) -> &Dialer {
@@ -109,11 +118,65 @@ impl LinkTarget {
     }
 
     /// A queue ends, and leaves its connection to its server.
-    pub(crate) fn goes(&self, queue: usize) {
+    pub(crate) fn goes(&self, queue: usize, ending: bool) {
         if self.is_at_risk() {
             self.unwatched.fetch_max(self.syncs.written(), Ordering::AcqRel);
+            // Of a device that ends each connection is asked itself.
+            if !ending && self.group.doubt(queue).is_some() {
+                self.adrift();
+            }
         }
         self.leaves(queue);
+    }
+
+    /// A queue has ended and does not use its connection any more. It is kept where the last flush may need
+    /// it; of a device that does not end now the latest one, which leads to the server that has the bytes of
+    /// all before it, or else who makes connections finds out. Of others who made them hears.
+    pub(crate) fn parts(&self, parted: Parted, ending: bool) {
+        let needless = if !self.is_at_risk() {
+            vec![parted]
+        } else if parted.idle {
+            let before = if ending { Vec::new() } else { self.parking.take() };
+            self.parking.add(parted);
+            before
+        } else {
+            self.adrift();
+            vec![parted]
+        };
+        needless.into_iter().for_each(|parted| self.dialer.left(parted.socket));
+    }
+
+    /// No connection that is left to us can flush what has finished by now.
+    fn adrift(&self) {
+        self.adrift.fetch_max(self.syncs.written(), Ordering::AcqRel);
+    }
+
+    /// The last flush, where one is needed.
+    fn flush_at_last(&self) -> Result<(), String> {
+        if self.flush().is_none() || !self.is_at_risk() {
+            return Ok(());
+        }
+        let until = Instant::now() + FAREWELL;
+        let mut parked = self.parking.take();
+        if !self.judged.load(Ordering::Acquire) {
+            // No queue had a connection. A server before us may have written; who connects knows.
+            let given = farewell::given(&self.source, until);
+            let given = given.map_err(|why| format!("its server could not be asked to flush: {why}"))?;
+            self.judge(0, given.earlier);
+            parked.push(Parted { socket: given.socket, patience: given.patience, idle: true });
+            if !self.is_at_risk() {
+                return Ok(());
+            }
+        }
+        if parked.is_empty() || self.syncs.lacks(self.adrift.load(Ordering::Acquire)) {
+            return Err("no connection to its server was left to flush over".to_owned());
+        }
+        let covers = self.syncs.written();
+        let failed = farewell::flush(&parked, until);
+        let failed = failed.map_err(|error| format!("its server did not flush: {error}"))?;
+        // What has failed is said by who asked for this.
+        let _ = self.syncs.synced(covers, failed.map_or(Ok(()), Err));
+        Ok(())
     }
 
     /// Is called now and then: has the connector hear it when all is reported that may be lost. Until then
@@ -256,6 +319,18 @@ impl Target for LinkTarget {
 
     fn sync_now(&self) -> Result<(), Errno> {
         if self.flush().is_some() { self.dialer.flush() } else { Ok(()) }
+    }
+
+    fn farewell(&self) -> Result<(), String> {
+        let flushed = self.flush_at_last();
+        if self.syncs.owes() {
+            let why = "its server, or who was connected to it, has ended since, and no flush has reported it";
+            return Err(why.to_owned());
+        }
+        match self.syncs.failed() {
+            Some(errno) => Err(format!("its server failed to flush: {errno}")),
+            None => flushed,
+        }
     }
 
     fn read_unit(&self, _: DirectIo) -> Option<u64> {

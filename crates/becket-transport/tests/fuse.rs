@@ -94,7 +94,7 @@ fn fuse_disk_round_trip() {
         return;
     }
     let bench = Bench::new();
-    let (connection, root) = Connection::detached(2, DEPTH).unwrap();
+    let (connection, root) = Connection::detached(2, DEPTH, MAX_IO).unwrap();
     let (_threads, served, _tether, closed) = bench.serve(&connection);
     let disk = attach_disk(root, &bench.image(), &bench.geometry, &[], false).unwrap();
     let (number, diskseq) = (disk.number, disk.diskseq);
@@ -128,7 +128,7 @@ fn what_a_server_had_read_the_next_one_answers() {
         return;
     }
     let bench = Bench::new();
-    let (connection, root) = Connection::detached(1, DEPTH).unwrap();
+    let (connection, root) = Connection::detached(1, DEPTH, MAX_IO).unwrap();
     if !connection.resends() {
         return skip(name, "this kernel sends no request again");
     }
@@ -159,7 +159,7 @@ fn a_tether_is_let_go_of_with_the_queues() {
         return;
     }
     let bench = Bench::new();
-    let (connection, root) = Connection::detached(1, DEPTH).unwrap();
+    let (connection, root) = Connection::detached(1, DEPTH, MAX_IO).unwrap();
     let (_threads, _served, tether, closed) = bench.serve(&connection);
     rustix::io::ioctl_fionbio(&tether, true).unwrap();
     assert_eq!(rustix::io::read(&tether, &mut [0u8]), Err(rustix::io::Errno::AGAIN), "the ring holds it");

@@ -164,8 +164,9 @@ pub(crate) trait Driver: Send + Sync {
     fn repartition(&self, _number: u32, _promised: &[Partition]) -> Result<(), Error> {
         Ok(())
     }
-    /// Longest request of a device with these abilities, in bytes.
-    fn max_io(&self, abilities: Abilities) -> u32 {
+    /// Longest request of a device with these abilities, in bytes. What is behind the device takes requests
+    /// in multiples of `unit` bytes only.
+    fn max_io(&self, abilities: Abilities, _unit: u32) -> u32 {
         abilities.data_mode().max_io()
     }
     /// Receives which image a device shows, for display, which partitions of it, and whether it is read-only.

@@ -21,6 +21,11 @@ use crate::{Error, Kind};
 /// Longest read or write that is one request, in bytes. Longer ones come in pieces, side by side; each
 /// request that may be under way has a buffer of this size.
 pub const MAX_IO: u32 = 256 << 10;
+/// Pages that a request may be spread over: the most that every kernel grants (`fs.fuse.max_pages_limit`).
+const MAX_PAGES: u16 = 256;
+/// The least that a direct transfer of a disk has in a page, in bytes: memory begins at a sector, and parts
+/// of it are as long as sectors.
+const SECTOR: u32 = 512;
 
 /// How long the kernel may take for its first message, which it has ready before the mount is done.
 const FIRST: Duration = Duration::from_secs(5);
@@ -40,6 +45,15 @@ const FUSE: &str = "/dev/fuse";
 /// What is before the bytes of a FUSE_NOTIFY_STORE.
 const STORE: usize = uapi::OutHeader::SIZE + uapi::StoreOut::SIZE;
 
+/// Longest read or write of a disk whose requests must be whole units of so many bytes; at most [`MAX_IO`].
+///
+/// The kernel cuts a transfer where this many bytes are full, or where [`MAX_PAGES`] pages are, whichever
+/// comes first (`fuse_direct_io`). Only the former is at the end of a unit. It comes first if all those pages
+/// hold that many bytes also where there is no more than a sector in each.
+pub fn max_io(unit: u32) -> u32 {
+    if unit > SECTOR { u32::from(MAX_PAGES) * SECTOR } else { MAX_IO }
+}
+
 /// A connection, as its keeper holds it.
 #[derive(Debug)]
 pub struct Connection {
@@ -49,22 +63,23 @@ pub struct Connection {
 
 impl Connection {
     /// Makes a file system that only descriptors lead to, and answers with its root too. Needs CAP_SYS_ADMIN.
+    /// No read or write will be longer than `max_io` bytes, see [`max_io()`].
     ///
     /// # Errors
     /// There is no FUSE here, this user may not, or the kernel is too old.
-    pub fn detached(queues: u16, depth: u16) -> Result<(Connection, OwnedFd), Error> {
+    pub fn detached(queues: u16, depth: u16, max_io: u32) -> Result<(Connection, OwnedFd), Error> {
         let device = mount::open_device()?;
-        let root = mount::detached(&device)?;
-        Ok((Connection::agree(device, queues, depth)?, root))
+        let root = mount::detached(&device, max_io)?;
+        Ok((Connection::agree(device, queues, depth, max_io)?, root))
     }
 
-    /// Makes a file system on a directory, by the system's helper.
+    /// The same on a directory, by the system's helper.
     ///
     /// # Errors
     /// The helper is not there or refuses, or the kernel is too old.
-    pub fn on(directory: &Path, queues: u16, depth: u16) -> Result<Connection, Error> {
-        let device = mount::on(directory)?;
-        Connection::agree(device, queues, depth).inspect_err(|_| {
+    pub fn on(directory: &Path, queues: u16, depth: u16, max_io: u32) -> Result<Connection, Error> {
+        let device = mount::on(directory, max_io)?;
+        Connection::agree(device, queues, depth, max_io).inspect_err(|_| {
             let _ = mount::off(directory, true);
         })
     }
@@ -134,17 +149,14 @@ impl Connection {
     }
 
     /// Answers the kernel's first message and opens the other descriptors.
-    fn agree(device: OwnedFd, queues: u16, depth: u16) -> Result<Connection, Error> {
+    fn agree(device: OwnedFd, queues: u16, depth: u16, max_io: u32) -> Result<Connection, Error> {
         let mut message = vec![0; MAX_IO as usize];
         let timeout = Timespec::try_from(FIRST).ok();
         poll(&mut [PollFd::new(&device, PollFlags::IN)], timeout.as_ref())
             .map_err(Error::io("wait for", FUSE))?;
         let len = rustix::io::read(&device, &mut message).map_err(Error::io("read the terms of", FUSE))?;
-        let (answer, flags) = terms(&message[..len], queues, depth).map_err(|reason| Error::Unavailable {
-            kind: Kind::Fuse,
-            reason,
-            fix: None,
-        })?;
+        let (answer, flags) = terms(&message[..len], queues, depth, max_io)
+            .map_err(|reason| Error::Unavailable { kind: Kind::Fuse, reason, fix: None })?;
         rustix::io::write(&device, &answer).map_err(Error::io("agree with", FUSE))?;
         let mut devices = vec![device];
         for _ in 1..queues {
@@ -158,7 +170,7 @@ impl Connection {
 }
 
 /// The answer to the kernel's first message, and what was agreed on.
-fn terms(message: &[u8], queues: u16, depth: u16) -> Result<(Vec<u8>, u64), String> {
+fn terms(message: &[u8], queues: u16, depth: u16, max_io: u32) -> Result<(Vec<u8>, u64), String> {
     let header = uapi::InHeader::read(message).filter(|header| header.opcode == uapi::FUSE_INIT);
     let body = message.get(uapi::InHeader::SIZE..).unwrap_or_default();
     let (Some(header), Some(theirs)) = (header, uapi::InitIn::read(body)) else {
@@ -182,17 +194,16 @@ fn terms(message: &[u8], queues: u16, depth: u16) -> Result<(Vec<u8>, u64), Stri
     let flags = offered & WANTED;
     // Asynchronous requests beyond this number wait in the kernel although there are tags for them.
     let background = queues.saturating_mul(depth).max(1);
-    let page = u32::try_from(rustix::param::page_size()).unwrap_or(4096);
     let ours = uapi::InitOut {
         major: uapi::FUSE_KERNEL_VERSION,
         minor: theirs.minor.min(uapi::FUSE_KERNEL_MINOR_VERSION),
-        max_readahead: theirs.max_readahead.min(MAX_IO),
+        max_readahead: theirs.max_readahead.min(max_io),
         flags: flags as u32,
         max_background: background,
         congestion_threshold: background,
-        max_write: MAX_IO,
+        max_write: max_io,
         time_gran: 1,
-        max_pages: u16::try_from(MAX_IO / page).unwrap_or(1).max(1),
+        max_pages: MAX_PAGES,
         flags2: (flags >> 32) as u32,
         ..uapi::InitOut::default()
     };
@@ -222,21 +233,33 @@ mod tests {
 
     #[test]
     fn only_what_both_sides_know_is_agreed_on() {
-        let (answer, flags) = terms(&message(46, u64::MAX), 2, 64).unwrap();
+        let (answer, flags) = terms(&message(46, u64::MAX), 2, 64, MAX_IO).unwrap();
         assert_eq!(flags, WANTED);
         let header = uapi::OutHeader::read(&answer).unwrap();
         assert_eq!((header.len as usize, header.error, header.unique), (answer.len(), 0, 9));
         let ours = uapi::InitOut::read(&answer[16..]).unwrap();
         assert_eq!((ours.minor, ours.max_background, ours.max_write), (41, 128, MAX_IO));
-        assert_eq!(u32::from(ours.max_pages) * 4096, MAX_IO);
+        assert!(u32::from(ours.max_pages) * 4096 >= MAX_IO);
 
         // Linux 6.1 has a second word and no resending.
         let old = WANTED & !uapi::FUSE_HAS_RESEND & !uapi::FUSE_DIRECT_IO_ALLOW_MMAP;
-        assert_eq!(terms(&message(37, old), 1, 64).unwrap().1, old);
+        assert_eq!(terms(&message(37, old), 1, 64, MAX_IO).unwrap().1, old);
         // Without the mark the second word means nothing.
-        let (answer, flags) = terms(&message(31, !uapi::FUSE_INIT_EXT), 1, 64).unwrap();
+        let (answer, flags) = terms(&message(31, !uapi::FUSE_INIT_EXT), 1, 64, MAX_IO).unwrap();
         assert_eq!(flags >> 32, 0);
         assert_eq!(uapi::InitOut::read(&answer[16..]).unwrap().flags2, 0);
+    }
+
+    /// Also where each page holds a single sector of it.
+    #[test]
+    fn what_takes_whole_units_only_is_never_cut_by_the_number_of_pages() {
+        for (unit, longest) in [(1, MAX_IO), (512, MAX_IO), (1024, 128 << 10), (4096, 128 << 10)] {
+            assert_eq!(max_io(unit), longest);
+            let (answer, _) = terms(&message(46, u64::MAX), 1, 64, max_io(unit)).unwrap();
+            let ours = uapi::InitOut::read(&answer[16..]).unwrap();
+            assert_eq!((ours.max_write, ours.max_write % unit), (longest, 0));
+            assert!(unit <= SECTOR || u32::from(ours.max_pages) * SECTOR >= ours.max_write);
+        }
     }
 
     #[test]
@@ -263,9 +286,9 @@ mod tests {
 
     #[test]
     fn a_kernel_that_is_too_old_or_makes_no_sense_is_refused() {
-        assert!(terms(&message(27, u64::MAX), 1, 64).unwrap_err().contains("4.20"));
-        assert!(terms(&message(46, !uapi::FUSE_MAX_PAGES), 1, 64).is_err());
-        assert!(terms(&message(46, u64::MAX)[..50], 1, 64).is_err());
-        assert!(terms(&[0; 104], 1, 64).is_err());
+        assert!(terms(&message(27, u64::MAX), 1, 64, MAX_IO).unwrap_err().contains("4.20"));
+        assert!(terms(&message(46, !uapi::FUSE_MAX_PAGES), 1, 64, MAX_IO).is_err());
+        assert!(terms(&message(46, u64::MAX)[..50], 1, 64, MAX_IO).is_err());
+        assert!(terms(&[0; 104], 1, 64, MAX_IO).is_err());
     }
 }

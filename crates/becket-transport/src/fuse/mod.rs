@@ -13,7 +13,7 @@ mod port;
 mod probe;
 mod tree;
 
-pub use connection::{Connection, MAX_IO};
+pub use connection::{Connection, MAX_IO, max_io};
 pub use disk::{attach_disk, find_disk};
 pub use mount::off as unmount;
 pub use probe::{FuseTransport, examine};

@@ -39,10 +39,11 @@ pub(super) fn open_device() -> Result<OwnedFd, Error> {
 }
 
 /// Mounts a file system of that device which is in no namespace: only holders of a descriptor of it can see
-/// it, and it goes with the last one. Returns its root.
+/// it, and it goes with the last one. Returns its root. No read of it will be longer than `max_read` bytes:
+/// a connection's terms do not say so.
 ///
 /// No mount point can be in the way, be seen, be left behind, or keep a server's namespace from ending.
-pub(super) fn detached(device: &OwnedFd) -> Result<OwnedFd, Error> {
+pub(super) fn detached(device: &OwnedFd, max_read: u32) -> Result<OwnedFd, Error> {
     let mount = || -> rustix::io::Result<OwnedFd> {
         let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let context = context.as_fd();
@@ -51,6 +52,7 @@ pub(super) fn detached(device: &OwnedFd) -> Result<OwnedFd, Error> {
         fsconfig_set_string(context, "rootmode", "40000")?;
         fsconfig_set_string(context, "user_id", rustix::process::geteuid().as_raw().to_string())?;
         fsconfig_set_string(context, "group_id", rustix::process::getegid().as_raw().to_string())?;
+        fsconfig_set_string(context, "max_read", max_read.to_string())?;
         fsconfig_create(context)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
             | MountAttrFlags::MOUNT_ATTR_NODEV
@@ -60,8 +62,8 @@ pub(super) fn detached(device: &OwnedFd) -> Result<OwnedFd, Error> {
     mount().map_err(Error::io("mount a file system of", DEVICE))
 }
 
-/// Has the helper mount a file system on a directory; answers with its device.
-pub(super) fn on(directory: &Path) -> Result<OwnedFd, Error> {
+/// Has the helper mount a file system on a directory; answers with its device. `max_read` as in [`detached`].
+pub(super) fn on(directory: &Path, max_read: u32) -> Result<OwnedFd, Error> {
     fn failed<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Error {
         Error::io(doing, HELPER)
     }
@@ -69,7 +71,9 @@ pub(super) fn on(directory: &Path) -> Result<OwnedFd, Error> {
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed("make a socket for"))?;
     let output = Command::new(HELPER)
-        .args(["-o", "rw,nosuid,nodev,noexec,fsname=becket,subtype=becket", "--"])
+        .arg("-o")
+        .arg(format!("rw,nosuid,nodev,noexec,fsname=becket,subtype=becket,max_read={max_read}"))
+        .arg("--")
         .arg(directory)
         // The helper answers over the descriptor of this number, which is its standard input.
         .env("_FUSE_COMMFD", "0")

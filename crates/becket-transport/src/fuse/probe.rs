@@ -3,7 +3,7 @@
 
 use becket_image::Opened;
 
-use super::{Connection, mount};
+use super::{Connection, MAX_IO, mount};
 use crate::loop_::LoopTransport;
 use crate::{Error, Kind, Probe, Transport};
 
@@ -40,7 +40,7 @@ pub fn examine() -> Probe {
         if root { "a block device: a loop device over becket's file" } else { "a file, and no block device" };
     probe.details.push(("gives".to_owned(), gives.to_owned()));
     if root {
-        match Connection::detached(1, 1) {
+        match Connection::detached(1, 1, MAX_IO) {
             Ok((connection, _root)) => {
                 let fate = fate(connection.resends());
                 probe.details.push(("when its server dies".to_owned(), fate.to_owned()));

@@ -354,7 +354,7 @@ impl Driver for ExportDriver {
         Ok(ABILITIES)
     }
 
-    fn max_io(&self, _: Abilities) -> u32 {
+    fn max_io(&self, _: Abilities, _: u32) -> u32 {
         MAX_IO
     }
 

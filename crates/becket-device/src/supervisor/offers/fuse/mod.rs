@@ -232,12 +232,12 @@ impl Driver for FuseDriver {
         Ok(ABILITIES)
     }
 
-    fn max_io(&self, _: Abilities) -> u32 {
-        fuse::MAX_IO
+    fn max_io(&self, _: Abilities, unit: u32) -> u32 {
+        fuse::max_io(unit)
     }
 
     fn add(&self, wanted: NewDevice) -> Result<Added, Error> {
-        let NewDevice { queues, depth, mark, .. } = wanted;
+        let NewDevice { queues, depth, max_io, mark, .. } = wanted;
         // Held while it is made: the number must not be taken twice.
         let mut links = lock(&self.links);
         let reserved = lock(&self.reserved).clone();
@@ -248,7 +248,7 @@ impl Driver for FuseDriver {
             return Err(Error::Server { what: "has no number left".to_owned(), log: None });
         };
         let (connection, face) = if rustix::process::geteuid().is_root() {
-            let made = Connection::detached(queues, depth).map_err(Error::Device)?;
+            let made = Connection::detached(queues, depth, max_io).map_err(Error::Device)?;
             (made.0, Face::Root(Arc::new(made.1)))
         } else {
             let place = self.places.join(name(id));
@@ -257,7 +257,7 @@ impl Driver for FuseDriver {
                 let _ = fuse::unmount(&place, true);
             }
             fs::create_dir_all(&place).map_err(Error::io("make the directory", &place))?;
-            let made = Connection::on(&place, queues, depth).inspect_err(|_| {
+            let made = Connection::on(&place, queues, depth, max_io).inspect_err(|_| {
                 let _ = fs::remove_dir(&place);
             });
             (made.map_err(Error::Device)?, Face::Directory(place))

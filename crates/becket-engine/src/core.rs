@@ -11,6 +11,7 @@
 //! | `intercept` | operations are seen, and perhaps spoiled, on their way (`crate::fault`) |
 //! | `fill` | bytes that come later: requests wait for blocks, and blocks are loaded |
 //! | `linked` | pieces that go to an NBD server |
+//! | `questions` | what such a server is asked about ranges |
 //! | `frames` | messages that a port reads and writes itself |
 //! | `guest` | requests whose bytes are in a virtual machine's memory |
 //! | `streamed` | the same over a stream socket |
@@ -37,6 +38,7 @@ mod linked;
 mod loads;
 mod memory_files;
 mod plan;
+mod questions;
 mod state;
 mod status;
 mod stream;

@@ -286,10 +286,17 @@ impl Io<'_> {
     }
 
     /// How far the bytes of the image from byte `offset` on are of one state, up to `len`: the number of
-    /// bytes, whether they take no room, and whether they read as zeroes. It may ask a file system, which
-    /// takes a system call: not for reads and writes.
-    pub fn status(&self, offset: u64, len: u64) -> (u64, bool, bool) {
-        self.core.status(offset, len)
+    /// bytes, and whether they take no room and whether they read as zeroes. It may ask a file system, which
+    /// takes a system call: not for reads and writes. `None`: that is for [`Io::ask_status`] to find out, and
+    /// was `asked` for the request of that tag, or not. Without an answer they count as data.
+    pub fn status(&mut self, tag: u16, asked: bool, offset: u64, len: u64) -> (u64, Option<(bool, bool)>) {
+        self.core.status(tag, asked, offset, len)
+    }
+
+    /// Has a server say what these bytes hold. It ends in [`Port::finished`] for the tag, which must have no
+    /// request, exactly once, and [`Io::status`] must be called there. The answer is gone afterwards.
+    pub fn ask_status(&mut self, tag: u16, offset: u64, len: u64) {
+        self.core.ask_status(tag, offset, len);
     }
 
     /// Length of the image at present, in bytes.

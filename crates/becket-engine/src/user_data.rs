@@ -29,7 +29,14 @@ pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
     let low = match source {
         Source::Serving { tag } => u64::from(tag),
         Source::Intercepted { tag } => 2 << 24 | u64::from(tag),
-        Source::Link { line, way } => 3 << 24 | u64::from(way == LineWay::Received) << 16 | u64::from(line),
+        Source::Link { line, way } => {
+            let way = match way {
+                LineWay::Sent => 0,
+                LineWay::Received => 1,
+                LineWay::Told => 2,
+            };
+            3 << 24 | way << 16 | u64::from(line)
+        }
         Source::Port(token) => 1 << 24 | u64::from(token.kind) << 16 | u64::from(token.tag),
     };
     u64::from(queue) << 32 | low
@@ -42,7 +49,11 @@ pub(crate) fn source_of(word: u64) -> (u32, Source) {
         0 => Source::Serving { tag },
         2 => Source::Intercepted { tag },
         3 => {
-            let way = if word >> 16 & 1 == 0 { LineWay::Sent } else { LineWay::Received };
+            let way = match word >> 16 & 3 {
+                0 => LineWay::Sent,
+                1 => LineWay::Received,
+                _ => LineWay::Told,
+            };
             Source::Link { line: tag, way }
         }
         _ => Source::Port(Token { kind: (word >> 16) as u8, tag }),
@@ -58,7 +69,7 @@ mod tests {
     proptest! {
         #[test]
         fn user_data_comes_back_as_it_went(queue: u32, kind: u8, tag: u16) {
-            let way = if kind & 1 == 0 { LineWay::Sent } else { LineWay::Received };
+            let way = [LineWay::Sent, LineWay::Received, LineWay::Told][usize::from(kind % 3)];
             let link = Source::Link { line: tag, way };
             for source in [Source::Serving { tag }, Source::Intercepted { tag }, Source::Port(Token { kind, tag }), link] {
                 prop_assert_eq!(source_of(user_data(queue, source)), (queue, source));

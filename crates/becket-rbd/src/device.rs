@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use becket_device::helper::{Failure, Left, Line, Maker, News, Task, helper_main};
 use becket_image::link::channel::Earlier;
 use becket_image::link::rbd::Rbd;
+use becket_image::link::states;
 
 use crate::cluster::{self, Prepared, Refusal};
 use crate::library::Image;
@@ -215,6 +216,18 @@ impl Maker for Device {
             self.connections.iter().for_each(|(_, connection)| connection.end());
         }
         false
+    }
+
+    fn wonders(&mut self, socket: OwnedFd) {
+        let State::Open(open) = &self.state else { return };
+        let (image, progress) = (Arc::downgrade(&open.image), Arc::clone(&open.progress));
+        let states = move |offset, len| {
+            let size = progress.size.load(Ordering::Relaxed);
+            image.upgrade().and_then(|image| serve::states(&image, size, offset, len)).unwrap_or_default()
+        };
+        let answers = std::thread::Builder::new().name("becket-states".to_owned());
+        // Without a thread the socket is closed: nobody answers.
+        drop(answers.stack_size(256 << 10).spawn(move || states::answer(&socket, states)));
     }
 
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use becket_image::link::Agreed;
 use becket_image::link::helper::CMD_NAME;
+use becket_image::link::states::State;
 use becket_uapi::nbd::{self, Reply, Request};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
@@ -34,6 +35,8 @@ const BATCH: usize = 32;
 pub(crate) const ALLOCATION: u32 = 1;
 /// How long the end of an image may take.
 pub(crate) const ENDING: Duration = Duration::from_secs(5);
+/// The longest range that is looked at for one.
+const LONGEST: u64 = u32::MAX as u64;
 /// The most ranges of one answer to what is allocated.
 const RANGES: usize = 4096;
 
@@ -268,26 +271,11 @@ impl Connection {
 
     /// Says what is allocated. librbd has no way to ask that without waiting, and only clients that wait ask.
     fn status(&self, cookie: u64, offset: u64, len: u64, weight: u64) {
-        let Ok(stored) = self.image.stored(offset, len) else {
+        let Some(states) = states(&self.image, offset + len, offset, len) else {
             return self.answer(simple(cookie, libc::EIO, Vec::new(), weight));
         };
-        // Behind the last range that there is room for, anything may be stored.
-        let rest = if stored.len() > RANGES { 0 } else { nbd::STATE_HOLE | nbd::STATE_ZERO };
-        let mut payload = ALLOCATION.to_be_bytes().to_vec();
-        let mut add = |len: u64, state: u32| {
-            if len > 0 {
-                payload.extend((len as u32).to_be_bytes());
-                payload.extend(state.to_be_bytes());
-            }
-        };
-        let (mut at, end) = (offset, offset + len);
-        for (from, len) in stored.into_iter().take(RANGES) {
-            let (from, to) = (from.clamp(at, end), (from + len).clamp(at, end));
-            add(from - at, nbd::STATE_HOLE | nbd::STATE_ZERO);
-            add(to - from, 0);
-            at = to;
-        }
-        add(end - at, rest);
+        let words = states.into_iter().flat_map(|(len, state)| [len, state]);
+        let payload: Vec<u8> = [ALLOCATION].into_iter().chain(words).flat_map(u32::to_be_bytes).collect();
         let mut head = vec![0; Reply::CHUNK_SIZE];
         let reply = Reply::Chunk {
             flags: nbd::CHUNK_DONE,
@@ -323,6 +311,29 @@ impl Connection {
         }
         out.sending = false;
     }
+}
+
+/// What an image of so many bytes holds of a range, or of its beginning.
+pub(crate) fn states(image: &Image, size: u64, offset: u64, len: u64) -> Option<Vec<State>> {
+    let len = len.min(size.checked_sub(offset)?).min(LONGEST);
+    let stored = image.stored(offset, len).ok()?;
+    // Behind the last range that there is room for, anything may be stored.
+    let rest = if stored.len() > RANGES { 0 } else { nbd::STATE_HOLE | nbd::STATE_ZERO };
+    let mut states = Vec::new();
+    let mut add = |len: u64, state: u32| {
+        if len > 0 {
+            states.push((len as u32, state));
+        }
+    };
+    let (mut at, end) = (offset, offset + len);
+    for (from, len) in stored.into_iter().take(RANGES) {
+        let (from, to) = (from.clamp(at, end), (from + len).clamp(at, end));
+        add(from - at, nbd::STATE_HOLE | nbd::STATE_ZERO);
+        add(to - from, 0);
+        at = to;
+    }
+    add(end - at, rest);
+    Some(states)
 }
 
 /// Closes an image that others may still hold for a moment.

@@ -45,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     ("nbd-handshake", becket_transport::nbd::fuzzing::handshake),
     ("nbd-requests", becket_transport::nbd::fuzzing::requests),
     ("nbd-client", becket_image::link::fuzzing::server),
+    ("nbd-states", becket_image::link::fuzzing::states),
     ("record", becket_device::fuzzing::record),
     ("losetup", becket::fuzzing::losetup),
     ("beckettab", becket::fuzzing::table),

@@ -6,12 +6,16 @@
 //! it can say what became of a dead worker's writes (`Earlier`). And a dead worker's connection is ended in
 //! order, before another worker gets one: its last writes have landed then, and no later ones of theirs are
 //! undone.
+//!
+//! What the export holds is asked over one connection more, by which nothing is read or written.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use becket_image::link::channel::{Earlier, Legacy};
+use becket_image::link::states::{self, Describer};
 use becket_image::link::{Agreed, Dialed, Endpoint, Trust, Wanted, dial, probe};
 
 use super::history::History;
@@ -22,6 +26,8 @@ use crate::contract::link::Connect;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// However soon requests are to fail, so much time it has.
 const LEAST: Duration = Duration::from_millis(100);
+/// The most queues whose questions are answered at once.
+const ASKING: usize = 256;
 
 pub(super) struct Dialing {
     endpoint: Endpoint,
@@ -34,6 +40,9 @@ pub(super) struct Dialing {
     /// A new device's first connection, until a worker gets it.
     unused: Option<OwnedFd>,
     history: History,
+    describer: Arc<Describer>,
+    /// The threads that answer questions.
+    answering: Vec<JoinHandle<()>>,
 }
 
 impl Dialing {
@@ -49,8 +58,18 @@ impl Dialing {
         let history = if writes { history } else { history.of_readers() };
         let patience = timeout.map_or(PATIENCE, Duration::from_secs).clamp(LEAST, PATIENCE);
         let endpoint = Endpoint::parse(&uri)?;
-        let (relays, history) = (Vec::new(), history.within(patience));
-        let mut dialing = Dialing { endpoint, trust, relays, agreed, patience, unused: None, history };
+        let describer = Arc::new(Describer::new(endpoint.clone(), trust.clone(), patience));
+        let mut dialing = Dialing {
+            endpoint,
+            trust,
+            relays: Vec::new(),
+            agreed,
+            patience,
+            unused: None,
+            history: history.within(patience),
+            describer,
+            answering: Vec::new(),
+        };
         if !again {
             // A new device is refused that would wait for its server at once.
             let answers = |socket: &OwnedFd| probe(socket, &agreed, patience).is_ok();
@@ -89,6 +108,16 @@ impl Maker for Dialing {
 
     fn left(&mut self, session: u64, inode: u64) {
         self.history.left(session, inode);
+    }
+
+    fn wonders(&mut self, socket: OwnedFd) {
+        self.answering.retain(|thread| !thread.is_finished());
+        if self.answering.len() < ASKING {
+            let describer = Arc::clone(&self.describer);
+            let answers = move || states::answer(&socket, |offset, len| describer.states(offset, len));
+            let thread = std::thread::Builder::new().name("becket-states".to_owned()).spawn(answers);
+            self.answering.extend(thread);
+        }
     }
 
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {

@@ -39,6 +39,8 @@ pub(super) struct Connector {
     channel: OwnedFd,
     /// Requests that were there before.
     waiting: VecDeque<channel::Request>,
+    /// What was said since, in that order: no more than [`ANSWERED`].
+    heard: VecDeque<Said>,
     /// Requests that were answered, of which another copy may come: the last [`ANSWERED`].
     answered: VecDeque<channel::Request>,
     /// It was reported that the server is away.
@@ -60,7 +62,7 @@ impl Connector {
         waiting: Vec<channel::Request>,
         away: Option<u64>,
     ) -> Connector {
-        let (waiting, answered) = (waiting.into(), VecDeque::new());
+        let (waiting, heard, answered) = (waiting.into(), VecDeque::new(), VecDeque::new());
         let waited = Duration::from_secs(away.unwrap_or(0));
         Connector {
             maker,
@@ -68,6 +70,7 @@ impl Connector {
             asks,
             channel,
             waiting,
+            heard,
             answered,
             away: away.is_some(),
             waited,
@@ -107,6 +110,15 @@ impl Connector {
             return Ok(request);
         }
         loop {
+            match self.heard.pop_front() {
+                Some(Said::Asks(request)) => return Ok(request),
+                Some(Said::Reported(session)) => self.maker.reported(session),
+                Some(Said::Left(session, inode)) => self.maker.left(session, inode),
+                Some(Said::Wonders) | None => {}
+            }
+            if !self.heard.is_empty() {
+                continue;
+            }
             let mut fds = [PollFd::new(control, PollFlags::IN), PollFd::new(&self.channel, PollFlags::IN)];
             let pause = self.away.then_some(timespec(LONGEST_PAUSE));
             let found = rustix::io::retry_on_intr(|| poll(&mut fds, pause.as_ref())).map_err(|_| Gone)?;
@@ -127,15 +139,24 @@ impl Connector {
                 }
                 continue;
             }
-            match channel::next(&self.channel) {
-                Ok(Some(Said::Asks(request))) => return Ok(request),
-                Ok(Some(Said::Reported(session))) => self.maker.reported(session),
-                Ok(Some(Said::Left(session, inode))) => self.maker.left(session, inode),
-                Ok(None) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => tracing::warn!("{error}"),
-                Err(_) => return Err(Gone),
-            }
+            self.listen()?;
         }
+    }
+
+    /// Takes in what a worker has said next. Its questions wait for no connection that is being made.
+    fn listen(&mut self) -> Result<(), Gone> {
+        match channel::next(&self.channel) {
+            Ok(Some((Said::Wonders, socket))) => {
+                socket.into_iter().for_each(|socket| self.maker.wonders(socket))
+            }
+            // A request that is asked once more.
+            Ok(Some((said @ Said::Asks(_), _))) if self.heard.contains(&said) => {}
+            Ok(Some((said, _))) => self.heard.push_back(said),
+            Ok(None) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => tracing::warn!("{error}"),
+            Err(_) => return Err(Gone),
+        }
+        Ok(())
     }
 
     /// Gets a connection for a request, however long that takes, and answers it.
@@ -211,13 +232,17 @@ impl Connector {
     fn rest(&mut self, control: &OwnedFd, time: Duration, why: &str) -> Result<(), Gone> {
         let end = Instant::now() + time;
         loop {
-            let mut fds = [PollFd::new(control, PollFlags::IN)];
+            let mut fds = [PollFd::new(control, PollFlags::IN), PollFd::new(&self.channel, PollFlags::IN)];
+            let fds = if self.heard.len() < ANSWERED { &mut fds[..] } else { &mut fds[..1] };
             let left = timespec(end.saturating_duration_since(Instant::now()));
-            match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&left))) {
-                Ok(0) => return Ok(()),
-                Ok(_) => self.heed(control)?,
-                Err(_) => return Err(Gone),
+            if rustix::io::retry_on_intr(|| poll(fds, Some(&left))).map_err(|_| Gone)? == 0 {
+                return Ok(());
             }
+            if fds[0].revents().is_empty() {
+                self.listen()?;
+                continue;
+            }
+            self.heed(control)?;
             report(control, &LinkReport::Looked { size: Err(plain(why)) })?;
         }
     }

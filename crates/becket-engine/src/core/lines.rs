@@ -1,7 +1,10 @@
 //! The lines that a queue has to sources that are exports of NBD servers.
 //! Sends nothing: `linked` drives them.
 
-use crate::{Error, Serving, target::link::Line};
+use crate::{
+    Error, Serving,
+    target::link::{Line, Questions},
+};
 
 /// The line to one source.
 pub(crate) struct Linked {
@@ -9,6 +12,8 @@ pub(crate) struct Linked {
     pub(super) line: Line,
     /// What the queue has seen of the other queues' connections (`target::link::group`).
     pub(super) seen: Seen,
+    /// Once something was asked.
+    pub(super) questions: Option<Box<Questions>>,
 }
 
 /// See [`Linked::seen`].
@@ -27,6 +32,8 @@ pub(super) struct Seen {
 pub(super) fn lines_of(serving: &Serving, requests: u16) -> Result<Box<[Linked]>, Error> {
     let sources = (0..).zip(serving.targets()).filter(|(_, target)| target.link().is_some());
     sources
-        .map(|(source, _)| Ok(Linked { source, line: Line::new(requests)?, seen: Seen::default() }))
+        .map(|(source, _)| {
+            Ok(Linked { source, line: Line::new(requests)?, seen: Seen::default(), questions: None })
+        })
         .collect()
 }

@@ -50,6 +50,10 @@ impl Core {
         let outcome = match way {
             LineWay::Sent => self.line_sent(ring, number, result),
             LineWay::Received => self.line_received(ring, number, result),
+            LineWay::Told => {
+                self.told(ring, number, result);
+                Ok(())
+            }
         };
         if let Err(why) = outcome {
             self.line_breaks(ring, number, why);
@@ -170,6 +174,9 @@ impl Core {
         if self.line(number).is_some_and(|line| line.lacks()) {
             self.ask_for_connection(number);
         }
+        if self.lines.get(number).is_some_and(|linked| linked.questions.is_some()) {
+            finished |= self.drive_questions(ring, number);
+        }
         finished
     }
 
@@ -282,7 +289,7 @@ impl Core {
         self.waiter(number as u16)
     }
 
-    fn push_of_line(
+    pub(super) fn push_of_line(
         &mut self,
         ring: &mut Ring,
         number: usize,

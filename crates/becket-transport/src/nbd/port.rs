@@ -57,7 +57,8 @@ struct Asked {
     pieces: u16,
     /// The first error.
     error: Option<Errno>,
-    /// The flush after it has begun; of a long read, its last piece is ready, or the error that ends it.
+    /// The flush after it has begun; of a long read, its last piece is ready, or the error that ends it; of a
+    /// question about ranges, the server was asked.
     flushed: bool,
 }
 
@@ -105,6 +106,8 @@ pub(super) struct NbdPort {
     long: Option<u16>,
     /// Others that wait for that.
     longs: VecDeque<u16>,
+    /// Questions about ranges that wait for their server.
+    asking: usize,
     inward: Inward,
     /// What is in the staging buffer.
     from: usize,
@@ -146,6 +149,7 @@ impl NbdPort {
             free_asked: (0..depth).rev().collect(),
             long: None,
             longs: VecDeque::with_capacity(count),
+            asking: 0,
             inward: Inward::Head,
             from: 0,
             to: 0,
@@ -255,7 +259,10 @@ impl NbdPort {
         }
         match asked.kind {
             Kind::Write { .. } => self.inward = Inward::Data { asked: index },
-            Kind::Status { one } => return self.status(io, index, one),
+            Kind::Status { one } => {
+                let tag = self.free.pop().ok_or(Errno::IO)?;
+                return self.status(io, index, tag, one);
+            }
             Kind::Read if !self.style.structured && len > PIECE as u64 => {
                 self.longs.push_back(index);
                 self.begin_long(io);
@@ -357,17 +364,28 @@ impl NbdPort {
         }
     }
 
-    /// Describes the ranges of a request by what the map says of them.
-    fn status(&mut self, io: &mut Io<'_>, index: u16, one: bool) -> Result<(), Errno> {
-        let Some(Asked { cookie, offset, len, .. }) = self.asked(index).copied() else { return Ok(()) };
-        let tag = self.free.pop().ok_or(Errno::IO)?;
+    /// Describes the ranges of a request by what the map says of them, and their server, which is asked once:
+    /// what it has not said then is for the client's next request.
+    fn status(&mut self, io: &mut Io<'_>, index: u16, tag: u16, one: bool) -> Result<(), Errno> {
+        let Some(Asked { cookie, offset, len, flushed: mut asked, .. }) = self.asked(index).copied() else {
+            return Ok(());
+        };
         let (style, each) = (self.style, self.style.extent_size());
         // Ranges are a multiple of nothing; one of 4 GiB does not fit 32 bits.
         let longest = if style.extended { u64::MAX } else { u64::from(u32::MAX) & !0xfff };
         let most = if one { 1 } else { MOST_EXTENTS };
         let (mut at, mut count) = (0, 0);
         while at < len && count < most {
-            let (run, hole, zero) = io.status(offset + at, len - at);
+            let (run, state) = io.status(tag, asked, offset + at, len - at);
+            if state.is_none() && count > 0 {
+                break;
+            }
+            if state.is_none() && !asked && self.asking < self.pieces.len() / 2 {
+                return self.ask_status(io, index, tag);
+            }
+            // Where many wait already, there is none, either.
+            asked |= state.is_none();
+            let (hole, zero) = state.unwrap_or_default();
             let run = run.clamp(1, len - at).min(longest);
             let state = if hole { uapi::STATE_HOLE } else { 0 } | if zero { uapi::STATE_ZERO } else { 0 };
             let place = io.frame(tag).get_mut(HEAD + count * each..).ok_or(Errno::IO)?;
@@ -381,6 +399,17 @@ impl NbdPort {
         io.frame(tag).get_mut(from..HEAD).ok_or(Errno::IO)?.copy_from_slice(&head[..size]);
         self.done(index);
         self.ready.push_back((tag, from, size + count * each));
+        Ok(())
+    }
+
+    /// Has the server asked. Some tags are left for requests that do not wait for that.
+    fn ask_status(&mut self, io: &mut Io<'_>, index: u16, tag: u16) -> Result<(), Errno> {
+        let asked = self.asked(index).ok_or(Errno::IO)?;
+        (asked.flushed, asked.pieces, asked.begun) = (true, 1, asked.len);
+        let (offset, len) = (asked.offset, asked.len);
+        self.pieces[usize::from(tag)] = Piece { asked: index, offset, len: 0 };
+        self.asking += 1;
+        io.ask_status(tag, offset, len);
         Ok(())
     }
 
@@ -422,6 +451,10 @@ impl NbdPort {
                     self.done(index);
                 }
                 self.queue(tag, part)
+            }
+            Kind::Status { one } => {
+                self.asking = self.asking.saturating_sub(1);
+                self.status(io, index, tag, one)
             }
             Kind::Other { durable: true, .. } if error.is_none() && !flushed => {
                 let Some(asked) = self.asked(index) else { return Err(Errno::IO) };

@@ -12,7 +12,7 @@ use crate::system::role::Role;
 /// kernels that do not cache the verdict (before 5.11) they are the cheapest.
 pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
     let sets: &[&[libc::c_long]] = match role {
-        Role::Worker => &[RINGS, ALL, FILES, DOORS],
+        Role::Worker => &[RINGS, ALL, FILES, DOORS, PAIRS],
         Role::Doorman => &[ALL, STREAMS, DOORS],
         Role::Reporter => &[ALL, ANSWERS, DOORS],
         Role::Connector => &[ALL, STREAMS, NETWORK],
@@ -68,7 +68,7 @@ const ALL: &[libc::c_long] = &[
     libc::SYS_writev,
     libc::SYS_fstat,
     libc::SYS_close,
-    // The process that started it, and its successor. No socket is made or connected.
+    // The process that started it, and its successor. No socket is bound or connected.
     libc::SYS_sendmsg,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
@@ -130,6 +130,9 @@ const ROOM: &[libc::c_long] = &[libc::SYS_fstatfs];
 
 /// Sockets that listen, which it was handed.
 const DOORS: &[libc::c_long] = &[libc::SYS_listen, libc::SYS_accept4];
+
+/// Two ends of which another process gets one.
+const PAIRS: &[libc::c_long] = &[libc::SYS_socketpair];
 
 /// Answers to a client that it has accepted.
 const ANSWERS: &[libc::c_long] = &[libc::SYS_sendto];

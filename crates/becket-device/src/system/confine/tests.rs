@@ -80,7 +80,7 @@ fn each_role_has_its_own_calls() {
     assert_eq!(may(libc::SYS_io_uring_enter, 0), [Worker]);
     assert_eq!(may(libc::SYS_accept4, 0), [Worker, Doorman, Reporter]);
     assert_eq!(may(libc::SYS_sendto, 0), [Doorman, Reporter, Connector, Fetcher, Helper]);
-    assert_eq!(may(libc::SYS_socketpair, 0), [Doorman, Connector, Fetcher, Helper]);
+    assert_eq!(may(libc::SYS_socketpair, 0), [Worker, Doorman, Connector, Fetcher, Helper]);
     assert_eq!(may(libc::SYS_pwrite64, 0), [Worker, Fetcher, Helper]);
     assert_eq!(may(libc::SYS_connect, 0), [Connector, Fetcher, Helper]);
     assert_eq!(may(libc::SYS_openat, 0), [Connector, Fetcher, Helper]);

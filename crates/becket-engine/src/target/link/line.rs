@@ -103,6 +103,8 @@ enum Link {
 pub(crate) enum Way {
     Sent,
     Received,
+    /// Not over its connection: see `questions`.
+    Told,
 }
 
 /// Takes bytes of a read: its tag, their place in the request, and the bytes.

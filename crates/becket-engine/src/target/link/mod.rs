@@ -12,6 +12,7 @@ mod dialer;
 mod farewell;
 mod group;
 mod line;
+mod questions;
 
 use std::os::fd::BorrowedFd;
 use std::sync::{
@@ -35,6 +36,7 @@ use self::farewell::Parking;
 pub(crate) use self::farewell::Parted;
 use self::group::Group;
 pub(crate) use self::line::{Ask, Line, Way as LineWay, Why};
+pub(crate) use self::questions::Questions;
 use super::{
     contract::{Completed, Piece, SLOTS, Target},
     straight::Straight,
@@ -202,6 +204,11 @@ impl LinkTarget {
 
     fn has(&self, flag: u16) -> bool {
         self.source.agreed().has(flag)
+    }
+
+    /// Whether what it holds may be asked for, over a connection more.
+    pub(crate) fn answers_questions(&self) -> bool {
+        self.source.is_multi_conn()
     }
 
     /// Whether a durable write needs a flush behind it.

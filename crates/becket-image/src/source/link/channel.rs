@@ -42,6 +42,9 @@ pub enum Said {
     Reported(u64),
     /// A connection of this session, by its socket's inode, is not used any more.
     Left(u64, u64),
+    /// It has questions about what the image holds, over the socket that comes with this: see
+    /// [`states`](super::states).
+    Wonders,
 }
 
 /// Requests of this process without an answer, each with the inode of the channel that it went over. Each
@@ -124,6 +127,15 @@ pub fn report(channel: impl AsFd) -> io::Result<()> {
 pub fn left(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
     let inode = rustix::fs::fstat(socket)?.st_ino;
     Said::Left(own_session(), inode).send(channel.as_fd(), SendFlags::DONTWAIT)
+}
+
+/// Says [`Said::Wonders`], and sends the other end of the socket over which it will ask. A process that does
+/// not know of questions closes it.
+///
+/// # Errors
+/// As of [`report`].
+pub fn wonder(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
+    send(channel, &Said::Wonders.encoded(), &[socket], SendFlags::DONTWAIT)
 }
 
 /// One thread less waits.
@@ -322,26 +334,37 @@ pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<Inherited> {
             Some([.., b'h', b'u']) => inherited.unused = sockets.pop(),
             bytes => match bytes.and_then(Said::decoded) {
                 Some(Said::Asks(request)) => inherited.requests.push(request),
-                // It was about connections of a predecessor, which has left nothing that depends on it.
-                Some(Said::Reported(_) | Said::Left(..)) | None => {}
+                // It was about connections of a predecessor, which has left nothing that depends on it. Who
+                // wonders asks again.
+                Some(Said::Reported(_) | Said::Left(..) | Said::Wonders) | None => {}
             },
         }
     }
 }
 
-/// Takes what was said next, if anything was. A request can come more than once, and is answered once.
+/// Takes what was said next, if anything was, with the socket that came along. A request can come more than
+/// once, and is answered once.
 ///
 /// # Errors
 /// The channel is broken, or what came is nonsense: then it is gone.
-pub fn next(channel: impl AsFd) -> io::Result<Option<Said>> {
+pub fn next(channel: impl AsFd) -> io::Result<Option<(Said, Option<OwnedFd>)>> {
     let mut bytes = [0; 32];
-    let got = match rustix::net::recv(&channel, &mut bytes, RecvFlags::DONTWAIT) {
-        Ok((got, _)) => got,
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = match recvmsg(&channel, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+        Ok(got) => got.bytes,
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
+    let mut socket = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            socket = fds.into_iter().next();
+        }
+    }
     match bytes.get(..got).and_then(Said::decoded) {
-        Some(said) => Ok(Some(said)),
+        Some(said) => Ok(Some((said, socket))),
         None => Err(io::Error::new(io::ErrorKind::InvalidData, "a worker talks nonsense")),
     }
 }
@@ -388,6 +411,7 @@ impl Said {
             Said::Asks(request) => (request, u8::from(request.first)),
             Said::Reported(session) => (Request { session, number: None, first: false }, REPORTED),
             Said::Left(session, inode) => (Request { session, number: Some(inode), first: false }, LEFT),
+            Said::Wonders => (Request { session: own_session(), number: None, first: false }, WONDERS),
         };
         let mut bytes = [last; 17];
         bytes.iter_mut().zip(request.name()).for_each(|(place, byte)| *place = byte);
@@ -408,6 +432,7 @@ impl Said {
             first @ (0 | 1) => Some(Said::Asks(Request { session, number, first: first == 1 })),
             REPORTED => Some(Said::Reported(session)),
             LEFT => Some(Said::Left(session, number?)),
+            WONDERS => Some(Said::Wonders),
             _ => None,
         }
     }
@@ -417,6 +442,8 @@ impl Said {
 const REPORTED: u8 = 2;
 /// That of one that says what is not used any more.
 const LEFT: u8 = 3;
+/// That of one that has questions.
+const WONDERS: u8 = 4;
 
 impl Request {
     /// Session and number.
@@ -447,7 +474,7 @@ mod tests {
     fn request(answering: &OwnedFd) -> Request {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
-            if let Some(Said::Asks(request)) = next(answering).unwrap() {
+            if let Some((Said::Asks(request), None)) = next(answering).unwrap() {
                 return request;
             }
             assert!(Instant::now() < until, "nobody asks");
@@ -559,6 +586,19 @@ mod tests {
     }
 
     #[test]
+    fn questions_come_with_their_socket_and_end_with_a_maker_that_does_not_know_of_them() {
+        let (asking, answering) = pair().unwrap();
+        let (ours, theirs) = pair().unwrap();
+        wonder(&asking, theirs.as_fd()).unwrap();
+        let Some((Said::Wonders, Some(socket))) = next(&answering).unwrap() else { panic!() };
+        assert_eq!(inode(socket), inode(&theirs));
+        wonder(&asking, theirs.as_fd()).unwrap();
+        drop(theirs);
+        assert!(begin(&answering, Duration::ZERO).unwrap().requests.is_empty());
+        assert_eq!(rustix::net::recv(&ours, &mut [0; 8], RecvFlags::DONTWAIT).unwrap().0, 0);
+    }
+
+    #[test]
     fn a_maker_that_ends_later_is_waited_for_and_one_that_knows_nothing_says_so() {
         let (asking, answering) = pair().unwrap();
         let request = Request { session: 7, number: Some(1), first: true };
@@ -600,6 +640,6 @@ mod tests {
         assert_eq!(thread.join().unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
         rustix::net::send(&asking, b"nonsense that is too long to be a request", SendFlags::empty()).unwrap();
         assert_eq!(next(&answering).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        assert_eq!(next(&answering).unwrap(), None);
+        assert!(next(&answering).unwrap().is_none());
     }
 }

@@ -11,6 +11,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::handshake::Agreed;
 use super::helper;
+use super::states::State;
 
 /// Longest description of what is allocated, in bytes.
 const LONGEST_STATUS: u64 = 1 << 20;
@@ -196,9 +197,9 @@ impl Connection {
         }
     }
 
-    /// What is allocated from `offset` on: lengths of at most `len` bytes together, each with whether it is
-    /// stored. Both are multiples of [`Agreed::smallest`], and there is a context for it.
-    pub(super) fn status(&mut self, offset: u64, len: u64) -> Result<Vec<(u64, bool)>, Failure> {
+    /// What is allocated from `offset` on: lengths, each with its state (`STATE_*`), of which the last may
+    /// reach beyond `len` bytes. Both are multiples of [`Agreed::smallest`], and there is a context for it.
+    pub(super) fn status(&mut self, offset: u64, len: u64) -> Result<Vec<State>, Failure> {
         self.ask(nbd::CMD_BLOCK_STATUS, 0, offset, len)?;
         let mut found = Vec::new();
         loop {
@@ -216,10 +217,7 @@ impl Connection {
                         return Err(lie("the NBD server describes what it was not asked for"));
                     }
                     let extents = bytes.get(4..).unwrap_or_default().chunks_exact(8);
-                    found.extend(extents.filter_map(|extent| {
-                        let (len, state) = (u32_at(extent, 0)?, u32_at(extent, 4)?);
-                        Some((u64::from(len), state & nbd::STATE_ZERO == 0))
-                    }));
+                    found.extend(extents.filter_map(|extent| Some((u32_at(extent, 0)?, u32_at(extent, 4)?))));
                 }
                 nbd::CHUNK_NONE if payload == 0 && last => {}
                 _ => return Err(self.other(kind, payload, last)?),

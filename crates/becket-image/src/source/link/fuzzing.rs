@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::conn::Connection;
 use super::handshake::{Handshake, Next, Wanted};
+use super::states::{Question, state_at};
 
 /// The most that is read of a server's words at once, and that is said to it, in bytes.
 const MOST_HELD: usize = 16 << 10;
@@ -60,4 +61,21 @@ pub fn server(bytes: &[u8]) -> bool {
         };
     }
     answered
+}
+
+/// An answer about what ranges hold: its first eight bytes are the number of the question. Whether it says
+/// anything.
+pub fn states(bytes: &[u8]) -> bool {
+    let Some(number) = bytes.first_chunk() else { return false };
+    let question = Question { number: u64::from_le_bytes(*number), offset: 0, len: u64::MAX };
+    let Some(ranges) = question.ranges(bytes) else { return false };
+    let mut at: u64 = 0;
+    // Each step is over one range at least.
+    for _ in 0..ranges.len() / 8 {
+        let Some((len, ..)) = state_at(ranges, at) else { break };
+        assert!(len > 0, "each range has bytes");
+        at += len;
+    }
+    assert!(state_at(ranges, at).is_none(), "behind the last there is none");
+    at > 0
 }

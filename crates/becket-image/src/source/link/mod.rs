@@ -2,10 +2,10 @@
 //! gets connections.
 //! A process that serves it connects to nothing by itself, and knows no name of the server's.
 //!
-//! Uses go down this list: `reader` and `writer` for a process that may wait, `channel` to ask another
-//! process for connections, `pool` for several, `conn`, `dial` and `probe` for one, `relay` and `tls` where
-//! it is secure, `handshake` for the negotiation or `helper` for a program in its place, `uri` and `rbd` for
-//! names.
+//! Uses go down this list: `states` for what is allocated, for a process that may not wait; `reader` and
+//! `writer` for one that may, `channel` to ask another process for connections, `pool` for several, `conn`,
+//! `dial` and `probe` for one, `relay` and `tls` where it is secure, `handshake` for the negotiation or
+//! `helper` for a program in its place, `uri` and `rbd` for names.
 
 pub mod channel;
 mod conn;
@@ -21,6 +21,7 @@ mod probe;
 pub mod rbd;
 mod reader;
 mod relay;
+pub mod states;
 mod tls;
 mod uri;
 mod writer;

@@ -14,7 +14,7 @@ use becket_engine::fault::{Affected, Rule, Struck};
 use becket_engine::{Faults, IoThreads};
 use becket_image::{DirectIo, OpenOptions as ImageOptions, Opened};
 use becket_transport::geometry;
-use becket_transport::nbd::{Agreed, Departure, Nbd};
+use becket_transport::nbd::{Agreed, Departure, Nbd, STILL};
 use becket_transport::serve::{Content, Setup};
 use becket_uapi::nbd as uapi;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
@@ -508,6 +508,53 @@ fn a_client_that_reads_nothing_or_talks_nonsense_harms_itself_only() {
     assert_eq!(data(&good.one(uapi::CMD_READ, 0, 0, 4096, &[]), 0, 4096), [0; 4096]);
     drop(deaf);
     assert!(deaf_end.recv_timeout(PATIENCE).unwrap().is_none());
+}
+
+#[test]
+fn a_server_that_leaves_waits_for_slow_clients_and_not_for_those_that_stand_still() {
+    let bench = Bench::new(false);
+    // One reads nothing, one stops in the middle of a write, and one reads some bytes now and then.
+    let (mut deaf, deaf_end) = bench.connect(STRUCTURED, &[]);
+    let (mut half, half_end) = bench.connect(SIMPLE, &[]);
+    let (mut slow, slow_end) = bench.connect(STRUCTURED, &[]);
+    let (_idle, idle_end) = bench.connect(SIMPLE, &[]);
+    for client in [&mut deaf, &mut slow] {
+        let asked: Vec<u8> =
+            (0..8).flat_map(|_| client.request(uapi::CMD_READ, 0, 0, 1 << 18, &[]).1).collect();
+        client.socket.write_all(&asked).unwrap();
+    }
+    let (_, bytes) = half.request(uapi::CMD_WRITE, 0, 0, 1 << 20, &[9; 300_000]);
+    half.socket.write_all(&bytes).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let began = std::time::Instant::now();
+    let reader = std::thread::spawn(move || {
+        let mut buffer = [0; 8 << 10];
+        while slow.socket.read(&mut buffer).is_ok_and(|len| len > 0) {
+            let at_first = began.elapsed() < STILL + Duration::from_secs(2);
+            std::thread::sleep(Duration::from_millis(if at_first { 100 } else { 1 }));
+        }
+    });
+    let mut ends = Vec::new();
+    while ends.len() < 3 {
+        assert!(began.elapsed() < PATIENCE);
+        bench.export.leave(&bench.threads).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let ended = [(&deaf_end, "deaf"), (&half_end, "half"), (&idle_end, "idle")];
+        ends.extend(
+            ended
+                .iter()
+                .filter_map(|(end, who)| Some((*who, end.try_recv().ok()?.is_some(), began.elapsed()))),
+        );
+    }
+    for (who, stays, after) in ends {
+        assert_eq!((stays, after >= STILL), (who == "idle", who != "idle"), "{who} {after:?}");
+    }
+    assert!(slow_end.try_recv().is_err(), "it goes on");
+    let departure = slow_end.recv_timeout(PATIENCE).unwrap();
+    assert!(departure.is_some(), "all its replies have been sent");
+    drop(departure);
+    reader.join().unwrap();
+    bench.closed.recv_timeout(PATIENCE).unwrap();
 }
 
 #[test]

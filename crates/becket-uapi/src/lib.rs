@@ -19,5 +19,6 @@ pub mod seccomp;
 pub mod shared;
 pub mod signal;
 pub mod ublk;
+pub mod unsent;
 
 pub use close::close;

@@ -178,6 +178,7 @@ fn an_upgrade_moves_devices_between_two_requests() {
     // Two tags were in use when it was first asked.
     old.slow.store(2, Ordering::SeqCst);
     stage.driver.held.store(1, Ordering::SeqCst);
+    workers.iter().for_each(|worker| stage.supervisor.unshare(worker));
     stage.supervisor.renew(workers);
     let steps = [
         "start by 1",
@@ -201,6 +202,7 @@ fn where_requests_cannot_be_held_back_the_old_worker_ends() {
     for abilities in [ALL.without(Abilities::QUIESCES), ALL.with(Abilities::BATCH)] {
         let (stage, old) = after_a_death(&["one"], abilities);
         let workers = stage.supervisor.adopt();
+        workers.iter().for_each(|worker| stage.supervisor.unshare(worker));
         stage.supervisor.renew(workers);
         assert_eq!(stage.done(), ["killed by 0"]);
         old.die();

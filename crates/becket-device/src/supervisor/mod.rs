@@ -163,13 +163,20 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     room.supervisor.inherit(kept.unwrap_or_else(|| keeper::inherited(&runtime)));
     let predecessors = room.supervisor.adopt();
     let old = |worker: &Arc<dyn workers::Worker>| options.takeover || !worker.id().runs_our_program();
-    if options.takeover || manager::looks_after_us() {
-        // A manager starts us anew after an upgrade, too.
-        room.supervisor.renew(predecessors.into_iter().filter(old).collect());
-    }
+    // A manager starts us anew after an upgrade, too.
+    let renews = options.takeover || manager::looks_after_us();
+    let old: Vec<_> = predecessors.into_iter().filter(|worker| renews && old(worker)).collect();
     let supervisor = Arc::clone(&room.supervisor);
-    manager::tell("READY=1");
-    let result = room.run(&mut place, &signals);
+    // Before a call is heard: no device may go to one that is about to end.
+    old.iter().for_each(|worker| supervisor.unshare(worker));
+    let result = std::thread::scope(|scope| {
+        // Beside the calls: they need not wait until a device can move.
+        scope.spawn(|| {
+            supervisor.renew(old);
+            manager::tell("READY=1");
+        });
+        room.run(&mut place, &signals)
+    });
     manager::tell("STOPPING=1");
     if place.ours {
         // Unlinked while the lock is held, so that no successor's socket is meant.

@@ -14,19 +14,17 @@ use super::workers::Worker;
 use crate::contract::Error;
 use crate::system::sync::lock;
 
-/// How long a worker may take to end its requests and let go of a device.
+/// How long a worker may take to end its requests and let go of a device. It waits for a client of an export
+/// less long ([`becket_transport::nbd::STILL`]).
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two orders to hold requests back: a tag that was in use is asked for again when its request
 /// has ended, and only another order ends that.
 const BETWEEN: Duration = Duration::from_millis(5);
 
 impl Supervisor {
-    /// Replaces workers that a predecessor has started.
+    /// Replaces workers that a predecessor has started, and that get no new devices any more. What is left
+    /// when another supervisor takes over, that one replaces.
     pub(crate) fn renew(&self, old: Vec<Arc<dyn Worker>>) {
-        for worker in &old {
-            // Before any device moves: it must not go to one that is about to end.
-            self.unshare(worker);
-        }
         for worker in old {
             self.replace(&worker);
         }
@@ -35,6 +33,9 @@ impl Supervisor {
     fn replace(&self, old: &Arc<dyn Worker>) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         for owned in devices {
+            if self.stepping_down() {
+                return;
+            }
             let mut state = lock(&owned.state);
             if state.gone || state.worker.id() != old.id() {
                 continue;

@@ -5,6 +5,7 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `guest` | a client that is left: what it leaves behind, and when it is not waited for any longer |
 //! | `handshake` | until a client has chosen an export; without a socket |
 //! | `port` | a connection's front: from requests to the engine and back |
 //! | `requests` | what requests want, and how they are answered; without a socket |
@@ -14,20 +15,24 @@
 
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod guest;
 mod handshake;
 mod port;
 mod requests;
 
+pub use guest::STILL;
 pub use handshake::{Agreed, Handshake, LARGEST, Shown, Step};
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use becket_engine::{IoThreads, Memory};
 
 use crate::serve::{Finally, ServeError, Served, Setup};
-use port::{Left, NbdPort};
+use guest::{Guest, Parting};
+use port::NbdPort;
 use requests::{HEAD, PIECE, STAGING};
 
 /// What ends a connection: with the client that was left, where the queue was asked to leave.
@@ -51,6 +56,8 @@ pub struct Nbd {
     tether: Mutex<Option<Arc<OwnedFd>>>,
     /// The places of queues that are free.
     free: Arc<Mutex<BTreeSet<u16>>>,
+    /// The clients that are connected, by their places.
+    guests: Arc<Mutex<BTreeMap<u16, Guest>>>,
     depth: u16,
     /// The backing gives ranges back.
     punches: bool,
@@ -75,6 +82,7 @@ impl Nbd {
             served: Arc::new(served),
             tether: Mutex::new(Some(Arc::new(tether))),
             free: Arc::new(Mutex::new((0..queues).collect())),
+            guests: Arc::default(),
             depth: depth.max(1),
             punches,
         })
@@ -104,7 +112,7 @@ impl Nbd {
             ended(None);
             return Ok(());
         };
-        let left = Arc::new(Left::default());
+        let parting = Arc::new(Parting::default());
         let socket = Arc::new(socket);
         let port = NbdPort::new(
             Arc::clone(&socket),
@@ -112,12 +120,15 @@ impl Nbd {
             (self.depth, self.punches),
             &agreed,
             unread,
-            Arc::clone(&left),
+            Arc::clone(&parting),
         );
-        let free = Arc::clone(&self.free);
+        lock(&self.guests).insert(number, Guest::new(&socket, &parting));
+        let (free, guests) = (Arc::clone(&self.free), Arc::clone(&self.guests));
         let on_closed = Box::new(move || {
+            // First, for a look at a guest takes its socket meanwhile.
+            lock(&guests).remove(&number);
             lock(&free).insert(number);
-            let unread = left.take();
+            let unread = parting.take();
             let departure = unread.and_then(|unread| {
                 // Nobody else has it any more.
                 let socket = Arc::into_inner(socket)?;
@@ -130,12 +141,15 @@ impl Nbd {
     }
 
     /// Takes no more requests, finishes those that were taken, gives its clients back, and ends; returns
-    /// before that.
+    /// before that. Called again while that lasts, it ends the connections of clients that do not go on (see
+    /// [`STILL`]).
     ///
     /// # Errors
     /// An I/O thread has ended.
     pub fn leave(&self, threads: &IoThreads) -> Result<(), ServeError> {
         drop(lock(&self.tether).take());
+        let now = Instant::now();
+        lock(&self.guests).values_mut().for_each(|guest| guest.look(now));
         self.served.leave(threads)
     }
 }

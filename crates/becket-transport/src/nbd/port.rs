@@ -9,12 +9,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use becket_engine::{Answer, Io, Op, Port, Token};
 use becket_uapi::nbd as uapi;
 use rustix::io::Errno;
 
+use super::guest::Parting;
 use super::handshake::Agreed;
 use super::requests::{HEAD, Kind, PIECE, Part, STAGING, Style, kind_of, payload, piece};
 
@@ -29,20 +30,6 @@ const MOST_PASSED_OVER: u64 = 64 << 20;
 const STRAIGHT: u64 = 16 << 10;
 /// The most ranges of one reply about the state of ranges.
 const MOST_EXTENTS: usize = 1024;
-
-/// What a client had sent when its connection was left; `None` where it has ended otherwise.
-#[derive(Debug, Default)]
-pub(super) struct Left(Mutex<Option<Vec<u8>>>);
-
-impl Left {
-    fn put(&self, unread: Vec<u8>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unread);
-    }
-
-    pub(super) fn take(&self) -> Option<Vec<u8>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
 
 /// A request of the client, while any piece of it is under way.
 #[derive(Debug, Clone, Copy)]
@@ -94,7 +81,7 @@ pub(super) struct NbdPort {
     allocation: bool,
     /// The backing gives ranges back, and so zeroes them fast.
     punches: bool,
-    left: Arc<Left>,
+    parting: Arc<Parting>,
     /// What the last server of the client had not understood.
     unread: Vec<u8>,
     pieces: Box<[Piece]>,
@@ -132,7 +119,7 @@ impl NbdPort {
         (depth, punches): (u16, bool),
         agreed: &Agreed,
         unread: Vec<u8>,
-        left: Arc<Left>,
+        parting: Arc<Parting>,
     ) -> NbdPort {
         let count = usize::from(depth);
         NbdPort {
@@ -141,7 +128,7 @@ impl NbdPort {
             style: Style { structured: agreed.structured || agreed.extended, extended: agreed.extended },
             allocation: agreed.allocation,
             punches,
-            left,
+            parting,
             unread,
             pieces: vec![Piece::default(); count].into_boxed_slice(),
             asked: vec![None; count].into_boxed_slice(),
@@ -590,7 +577,12 @@ impl NbdPort {
     /// Nothing of the client is under way.
     fn idle(&self) -> bool {
         let none = self.free.len() == self.pieces.len() && self.free_asked.len() == self.asked.len();
-        none && !self.staging && self.sending.is_empty() && self.inward != Inward::Receiving
+        none && !self.waits()
+    }
+
+    /// Something is under way that the client ends, by sending or by taking what is sent.
+    fn waits(&self) -> bool {
+        self.staging || !self.sending.is_empty() || self.inward == Inward::Receiving
     }
 
     fn pass_on(&mut self, io: &mut Io<'_>) {
@@ -612,7 +604,7 @@ impl NbdPort {
             let unread = io.staging().get(self.from..self.to).unwrap_or_default().to_vec();
             // In the middle of a write its header is gone: such a one is received as a whole before.
             if matches!(self.inward, Inward::Head) {
-                self.left.put(unread);
+                self.parting.put(unread);
             }
             io.close();
         }
@@ -641,6 +633,7 @@ impl Port for NbdPort {
 
     fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer) {
         let result = answer.result;
+        self.parting.moved();
         if token == Token::STAGED {
             self.staging = false;
             match usize::try_from(result) {
@@ -699,5 +692,8 @@ impl Port for NbdPort {
 
     fn turn_ended(&mut self, io: &mut Io<'_>) {
         self.pass_on(io);
+        if self.leaving {
+            self.parting.waits(self.waits());
+        }
     }
 }

@@ -629,7 +629,23 @@ fn over_tls_the_right_clients_come_in_and_no_others() {
     }
     assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
     again(&["--tls-allow", "another"]);
-    assert!(!connect(&socket, "client", "ca").status.success(), "its name is not allowed");
+    let ran = connect(&socket, "client", "ca");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(
+        !ran.status.success() && said.contains("policy"),
+        "its name is not allowed, which it hears: {said}"
+    );
+    let uri = format!(
+        "nbds+unix:///disk.img?socket={}&tls-certificates={}",
+        socket.display(),
+        as_client(&place, &pki, "client", "ca").display()
+    );
+    let ran = place.run(["map", &uri]);
+    assert!(ran.code == 1 && ran.err.contains("none of the names that are allowed"), "{ran:?}");
+    let log = fs::read_to_string(place.runtime().join("log")).unwrap();
+    let refusals: Vec<_> = log.lines().filter(|line| line.contains("a client is refused")).collect();
+    assert!(refusals.len() >= 2 && refusals.iter().all(|line| line.len() < 300), "{refusals:?}");
+    assert!(refusals[0].contains("backup"), "{refusals:?}");
     assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
     again(&["--tls-allow", "another", "--tls-allow", "Backup"]);
     assert!(connect(&socket, "client", "ca").status.success());

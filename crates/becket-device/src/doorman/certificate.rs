@@ -29,6 +29,16 @@ pub(super) fn has_name(certificate: &[u8], allowed: &[String]) -> bool {
     .is_break()
 }
 
+/// The first of its names, for people, who may get at most 64 characters of it.
+pub(super) fn first_name(certificate: &[u8]) -> Option<String> {
+    let mut first = None;
+    let _ = names(certificate, &mut |name| {
+        first = Some(String::from_utf8_lossy(name).chars().take(64).collect());
+        ControlFlow::Break(())
+    });
+    first
+}
+
 /// Calls `each` with every name until it breaks. A certificate that cannot be read has those before that.
 fn names(certificate: &[u8], each: &mut dyn FnMut(&[u8]) -> ControlFlow<()>) -> ControlFlow<()> {
     let Some(fields) = element(certificate, SEQUENCE).and_then(|(body, _)| element(body, SEQUENCE)) else {

@@ -7,8 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use becket_transport::nbd::STRANGER;
 use rustix::event::PollFlags;
 use rustls::{ServerConfig, ServerConnection};
+use tracing::warn;
 
 use super::certificate;
 use super::talk::{Talk, Turn};
@@ -181,8 +183,11 @@ impl Guest {
             let len = state.plaintext_bytes_to_read();
             if len > 0 && !manners.allow.is_empty() {
                 let first = tls.peer_certificates().and_then(|chain| chain.first());
-                if !first.is_some_and(|first| certificate::has_name(first, manners.allow)) {
-                    return Err(io::Error::other("its certificate has none of the names that are allowed"));
+                if !first.is_some_and(|first| certificate::has_name(first, manners.allow))
+                    && self.talk.refuse_stranger()
+                {
+                    let name = first.and_then(|first| certificate::first_name(first)).unwrap_or_default();
+                    warn!("a client is refused: {STRANGER}; its name is {name:?}");
                 }
             }
             let mut plain = vec![0; len];

@@ -63,6 +63,13 @@ impl Talk {
         self.handshake.secured()
     }
 
+    /// It gets nothing, and hears why; whether that was not said before.
+    pub(super) fn refuse_stranger(&mut self) -> bool {
+        let first = !self.handshake.is_stranger();
+        self.handshake.refuse_stranger();
+        first
+    }
+
     pub(super) fn into_unread(self) -> Vec<u8> {
         self.handshake.into_unread()
     }

@@ -12,6 +12,8 @@ const LONGEST_OPTION: usize = 16 << 10;
 const MOST_QUERIES: u32 = 32;
 /// Longest request that a client may make, in bytes; a read or write of more is refused.
 pub const LARGEST: u32 = 32 << 20;
+/// Why a client is refused whose certificate is valid.
+pub const STRANGER: &str = "the client's certificate has none of the names that are allowed";
 /// The number of the only metadata context, `base:allocation`.
 const CONTEXT: u32 = 1;
 
@@ -70,6 +72,8 @@ pub struct Handshake {
     /// TLS is offered, and nothing else is answered before it.
     tls: bool,
     secured: bool,
+    /// It is refused whatever it asks for.
+    stranger: bool,
     input: Vec<u8>,
     output: Vec<u8>,
     state: State,
@@ -102,6 +106,7 @@ impl Handshake {
             exports,
             tls,
             secured: false,
+            stranger: false,
             input: Vec::new(),
             output,
             state: State::Flags,
@@ -128,6 +133,16 @@ impl Handshake {
         (self.secured, self.state) = (true, State::Option);
         (self.structured, self.extended, self.allocation) = (false, false, None);
         std::mem::take(&mut self.input)
+    }
+
+    /// The client has not the right certificate: from now on it is refused whatever it asks for, and hears why.
+    pub fn refuse_stranger(&mut self) {
+        self.stranger = true;
+    }
+
+    /// Whether that was said.
+    pub fn is_stranger(&self) -> bool {
+        self.stranger
     }
 
     /// What the client has sent after its choice.
@@ -225,6 +240,8 @@ impl Handshake {
             }
             uapi::OPT_EXPORT_NAME if insecure => return Err("it does not use TLS"),
             _ if insecure => self.reply(option, uapi::REP_ERR_TLS_REQD, &[]),
+            uapi::OPT_EXPORT_NAME if self.stranger => return Err(STRANGER),
+            _ if self.stranger => self.reply(option, uapi::REP_ERR_POLICY, STRANGER.as_bytes()),
             uapi::OPT_EXPORT_NAME => self.choose_by_name(data)?,
             uapi::OPT_LIST => self.list(data),
             uapi::OPT_INFO | uapi::OPT_GO => self.describe(option, data),

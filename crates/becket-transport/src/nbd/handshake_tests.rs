@@ -51,6 +51,26 @@ fn go(name: &str, infos: &[u16]) -> Vec<u8> {
 }
 
 #[test]
+fn a_client_that_is_refused_hears_why() {
+    let mut handshake = begun(true);
+    handshake.hear(&option(uapi::OPT_STARTTLS, &[]));
+    assert_eq!(handshake.step(), Step::StartTls);
+    handshake.secured();
+    handshake.refuse_stranger();
+    handshake.take_output();
+    let all = [uapi::OPT_LIST, uapi::OPT_STRUCTURED_REPLY, uapi::OPT_GO, 77];
+    for number in all {
+        handshake.hear(&option(number, &go("a", &[])));
+    }
+    assert_eq!(handshake.step(), Step::More);
+    let policy = |number| (number, uapi::REP_ERR_POLICY, STRANGER.as_bytes().to_vec());
+    assert_eq!(replies(&mut handshake), all.map(policy));
+    handshake.hear(&option(uapi::OPT_EXPORT_NAME, b"a"));
+    assert_eq!(handshake.step(), Step::End(STRANGER));
+    assert!(handshake.take_output().is_empty(), "no reply could say it");
+}
+
+#[test]
 fn a_client_chooses_an_export_and_what_follows_is_kept() {
     let mut handshake = begun(false);
     let context = [prefixed(b"b"), 1u32.to_be_bytes().to_vec(), prefixed(b"base:allocation")].concat();

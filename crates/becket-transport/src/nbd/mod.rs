@@ -21,7 +21,7 @@ mod port;
 mod requests;
 
 pub use guest::STILL;
-pub use handshake::{Agreed, Handshake, LARGEST, Shown, Step};
+pub use handshake::{Agreed, Handshake, LARGEST, STRANGER, Shown, Step};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

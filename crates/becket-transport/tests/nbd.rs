@@ -306,6 +306,9 @@ fn what_cannot_be_is_an_error_of_that_request_alone() {
             (uapi::CMD_WRITE, 1 << 9, 0, 512, 512, libc::EINVAL),
             (uapi::CMD_TRIM, 0, size, 1, 0, libc::EINVAL),
             (uapi::CMD_WRITE_ZEROES, uapi::CMD_FLAG_FAST_ZERO | uapi::CMD_FLAG_NO_HOLE, 0, 1, 0, 95),
+            (uapi::CMD_WRITE_ZEROES, 0, size - 1, 2, 0, libc::ENOSPC),
+            (uapi::CMD_WRITE_ZEROES, uapi::CMD_FLAG_FAST_ZERO, u64::MAX, 2, 0, libc::ENOSPC),
+            (uapi::CMD_CACHE, 0, size - 1, 2, 0, libc::EINVAL),
             (77, 0, 0, 0, 0, libc::EINVAL),
         ] {
             let bytes = vec![1; data];

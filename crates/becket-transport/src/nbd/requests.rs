@@ -52,6 +52,7 @@ pub(super) fn kind_of(
         return Err(Errno::INVAL);
     }
     let durable = request.flags & uapi::CMD_FLAG_FUA != 0;
+    let mut slow = false;
     let kind = match request.command {
         uapi::CMD_DISC => return Ok(Kind::Disconnect),
         uapi::CMD_FLUSH => return Ok(Kind::Other { op: Op::Flush, durable: false }),
@@ -61,9 +62,7 @@ pub(super) fn kind_of(
         uapi::CMD_TRIM => Kind::Other { op: Op::Discard, durable },
         uapi::CMD_WRITE_ZEROES => {
             let keep_allocated = request.flags & uapi::CMD_FLAG_NO_HOLE != 0;
-            if request.flags & uapi::CMD_FLAG_FAST_ZERO != 0 && (keep_allocated || !punches) {
-                return Err(Errno::OPNOTSUPP);
-            }
+            slow = request.flags & uapi::CMD_FLAG_FAST_ZERO != 0 && (keep_allocated || !punches);
             Kind::Other { op: Op::WriteZeroes { keep_allocated }, durable }
         }
         uapi::CMD_BLOCK_STATUS if allocation => {
@@ -75,8 +74,9 @@ pub(super) fn kind_of(
     let moves = matches!(kind, Kind::Read | Kind::Write { .. });
     match kind {
         _ if request.len == 0 => Err(Errno::INVAL),
-        Kind::Write { .. } if !inside => Err(Errno::NOSPC),
+        Kind::Write { .. } | Kind::Other { op: Op::WriteZeroes { .. }, .. } if !inside => Err(Errno::NOSPC),
         _ if !inside => Err(Errno::INVAL),
+        _ if slow => Err(Errno::OPNOTSUPP),
         _ if moves && request.len > u64::from(LARGEST) => Err(Errno::OVERFLOW),
         kind => Ok(kind),
     }

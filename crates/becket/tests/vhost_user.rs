@@ -81,6 +81,10 @@ fn a_disk_of_a_machine_outlives_its_servers() {
     write(&mut driver.queues[0], 0..32, 1);
     all_end(&mut driver.queues[0]);
     assert_eq!(place.devices()[0]["connections"], 1);
+    let waiting = connect(&socket);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(place.devices()[0]["connections"], 1, "one that waits is not served");
+    drop(waiting);
 
     // Workers die over requests, which their successors carry out.
     for generation in 2..7 {

@@ -577,7 +577,13 @@ impl Driver for ExportDriver {
 
     fn visitors(&self) -> Vec<(DeviceId, u64)> {
         let all = lock(&self.exports.all);
-        all.iter().map(|(number, exported)| (self.exports.id(*number), exported.open())).collect()
+        // Of the front-ends of virtual machines one is served, and the others wait until it has gone.
+        let most = match self.attendance {
+            Attendance::Doorman => u64::MAX,
+            Attendance::Direct => 1,
+        };
+        let served = |exported: &Exported| exported.open().min(most);
+        all.iter().map(|(number, exported)| (self.exports.id(*number), served(exported))).collect()
     }
 }
 

@@ -5,8 +5,9 @@
 mod common;
 
 use std::{
+    fs::File,
     os::unix::fs::FileExt as _,
-    process::Command,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -124,6 +125,48 @@ fn connectors(parent: &Value) -> Vec<u32> {
     let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket connector"]).output();
     let found = String::from_utf8(found.unwrap().stdout).unwrap();
     found.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+/// Else it would read the table of a disk whose requests wait, and nothing could end it.
+#[test]
+fn fuse_a_refresh_says_at_once_that_the_server_is_away() {
+    let name = "nbd_away::fuse_a_refresh_says_at_once_that_the_server_is_away";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let length = |len| File::options().write(true).open(&image).unwrap().set_len(len).unwrap();
+    let mut server = Server::nbdkit(&image, &[]);
+    attach(&place, &[&server.uri(""), "--name", "disk"]);
+    for (shorter, why) in [(false, "refused"), (true, "16777216 bytes")] {
+        server.die();
+        if shorter {
+            length(16 << 20);
+            server.again();
+        }
+        let mut refresh = place.becket();
+        let mut refresh = refresh.args(["refresh", "disk"]).stderr(Stdio::piped()).spawn().unwrap();
+        let ended = wait_until(Duration::from_secs(10), || refresh.try_wait().unwrap().is_some());
+        if !ended {
+            length(32 << 20);
+            server.again();
+        }
+        let ran = refresh.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(ended && ran.status.code() == Some(1), "{shorter}: {said}");
+        assert!(said.contains("cannot be asked how long that is") && said.contains(why), "{shorter}: {said}");
+        // As long as it is away, other commands that look at the device say what they know.
+        for words in [&["stat", "disk"][..], &["list", "disk"], &["why", "disk"]] {
+            place.ok(words);
+        }
+    }
+    length(32 << 20);
+    server.die();
+    server.again();
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    place.ok(["refresh", "disk"]);
+    place.ok(["detach", "--all"]);
 }
 
 /// Over an export, whose client is no part of the kernel's and waits for no longer than it wants.

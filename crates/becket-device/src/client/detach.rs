@@ -180,11 +180,8 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
             partitions::refresh(&store, device)?;
             Err(error)
         }
-        // Nor can it where a server does not say that length. What else fails then has the same cause.
-        Err(error) if error.kind() == ErrorKind::Server => {
-            let _ = partitions::refresh(&store, device);
-            Err(error)
-        }
+        // A server that does not say that length may answer no read either. The table is not looked at: such a
+        // read waits, and nothing ends it.
         Err(error) => Err(error),
         Ok(()) => partitions::refresh(&store, device),
     }

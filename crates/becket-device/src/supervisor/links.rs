@@ -411,8 +411,14 @@ impl Line {
     /// # Errors
     /// The server does not answer, and why.
     pub(super) fn look(&self) -> Option<Result<u64, String>> {
-        if self.is_helped() || !matches!(self.work, Work::Connect(_)) {
+        if !matches!(self.work, Work::Connect(_)) {
             return None;
+        }
+        if self.is_helped() {
+            return match &*lock(&self.trouble) {
+                Some(Change::Reconnecting(why)) => Some(Err(why.clone())),
+                _ => None,
+            };
         }
         let (looked, answer) = mpsc::channel();
         {

@@ -52,7 +52,7 @@ pub use options::{Below, OpenOptions, Tail};
 pub use partition::Partition;
 pub use qcow2::export;
 pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};
-pub use remote::{holds, is_remote, open_to_write};
+pub use remote::{goes_by, holds, is_remote, open_to_write};
 pub use resolve::{Split, split};
 pub use source::file::facts::{Alignment, DirectIo, Facts, FileKind};
 pub use source::file::outer::OuterDisk;

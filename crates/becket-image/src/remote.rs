@@ -32,6 +32,16 @@ pub(crate) fn split(path: &Path) -> (PathBuf, Vec<OsString>) {
     (uri.into(), inside)
 }
 
+/// Whether an image that is recorded under a URI goes by the one that a user types: they name the same export,
+/// by whatever ways it is reached, and of Ceph what the typed one does not say may be anything. Nothing is
+/// connected to.
+pub fn goes_by(recorded: &Path, typed: &Path) -> bool {
+    let ((recorded, of_it), (typed, inside)) = (split(recorded), split(typed));
+    let parsed = |uri: &Path| Endpoint::parse(uri.to_str()?).ok();
+    let same = |recorded: Endpoint| parsed(&typed).is_some_and(|typed| recorded.goes_by(&typed));
+    of_it == inside && parsed(&recorded).is_some_and(same)
+}
+
 /// An image that was connected to.
 struct Remote {
     /// The URI in the form that is recorded.
@@ -252,4 +262,42 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
         range: None,
         warnings,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_goes_by_what_was_typed_and_by_what_is_recorded() {
+        let here = std::env::current_dir().unwrap();
+        let socket = format!("nbd+unix:///?socket={}/nk.sock", here.display());
+        for (recorded, typed) in [
+            ("nbd://127.0.0.1:14420/", "nbd://127.0.0.1:14420"),
+            ("nbd://host/disk", "nbd://host:10809/d%69sk"),
+            ("nbds://host/x?tls-certificates=/pki", "nbds://host/x"),
+            ("nbd://host/x#p1/etc", "nbd://host/x#/p1//etc"),
+            (&socket, "nbd+unix:///?socket=nk.sock"),
+            ("rbd:pool/image?conf=/etc/c.conf&id=me", "rbd:pool/image"),
+            ("rbd:pool/image?conf=/etc/c.conf&id=me", "rbd:pool/image?id=me"),
+            ("rbd:pool/image@snap", "rbd:pool/image@snap"),
+        ] {
+            for typed in [typed, recorded] {
+                assert!(goes_by(Path::new(recorded), Path::new(typed)), "{recorded} {typed}");
+            }
+        }
+        for (recorded, typed) in [
+            ("nbd://host/x", "nbd://host/y"),
+            ("nbd://host/x", "nbd://host:7/x"),
+            ("nbd://host/x", "nbds://host/x"),
+            ("nbd://host/x#p1", "nbd://host/x"),
+            ("nbd://host/", "host"),
+            ("rbd:pool/image?conf=/etc/c.conf", "rbd:pool/image?conf=/etc/d.conf"),
+            ("rbd:pool/image", "rbd:pool/image?id=me"),
+            ("rbd:pool/image@snap", "rbd:pool/image"),
+            ("/images/nbd:/host", "nbd://host"),
+        ] {
+            assert!(!goes_by(Path::new(recorded), Path::new(typed)), "{recorded} {typed}");
+        }
+    }
 }

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::client::{kernel_drivers, partitions};
 use crate::contract::messages::{Devices, Nothing};
-use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, Spec};
 use crate::control::client;
 use crate::control::health::{self, Concerns};
 use crate::record::device::Device;
@@ -230,15 +230,13 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
         return Ok(device);
     }
     let Records { devices, unknown } = found(store)?;
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let named = path.to_str().and_then(without_query);
-    let is_url = |device: &&Device| {
-        let Some(url) = device.info.spec.url.as_deref() else { return false };
-        Path::new(url) == path || Path::new(url) == absolute || named.is_some() && without_query(url) == named
-    };
-    let fetched: Vec<Device> = devices.iter().filter(is_url).cloned().collect();
-    if !fetched.is_empty() {
-        return one(fetched, path);
+    // Before files: of one below a directory that is called like a scheme nothing is known here.
+    for goes_by in [is_shown_as, is_on_server_as] {
+        let found: Vec<Device> =
+            devices.iter().filter(|device| goes_by(&device.info.spec, path)).cloned().collect();
+        if !found.is_empty() {
+            return one(found, path);
+        }
     }
     let Some(Seen { number, id, real, located }) = seen(path) else { return unseen(devices, path) };
     let is_meant = |other: &&Unknown| {
@@ -270,6 +268,25 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
         (_, Some(error)) if found.is_empty() => Err(error),
         (Some(located), _) if found.is_empty() => one(at_the_same_place(devices, located), path),
         _ => one(found, path),
+    }
+}
+
+/// Whether an image that is on a server, or was decoded, is shown under that name.
+fn is_shown_as(spec: &Spec, path: &Path) -> bool {
+    let shown = |name: &Path| name == path || std::path::absolute(path).is_ok_and(|path| name == path);
+    match &spec.url {
+        Some(url) => shown(Path::new(url)),
+        None => becket_image::is_remote(&spec.image) && spec.image == path,
+    }
+}
+
+/// Whether an image that is on a server was named so, or means the same there.
+fn is_on_server_as(spec: &Spec, path: &Path) -> bool {
+    match &spec.url {
+        Some(url) => {
+            path.to_str().and_then(without_query).is_some_and(|typed| without_query(url) == Some(typed))
+        }
+        None => becket_image::goes_by(&spec.image, path),
     }
 }
 

@@ -87,6 +87,12 @@ impl Rbd {
         let conf = conf.and_then(|path| std::path::absolute(path).ok());
         Rbd { conf: conf.or(self.conf), id: id.map(str::to_owned).or(self.id), ..self }
     }
+
+    /// Whether this image goes by a name that may not say which configuration or user.
+    pub(super) fn goes_by(&self, typed: &Rbd) -> bool {
+        self.clone().by(typed.conf.as_deref(), typed.id.as_deref()) == *self
+            && Rbd { conf: self.conf.clone(), id: self.id.clone(), ..typed.clone() } == *self
+    }
 }
 
 /// Whether a path is such a name, well-formed or not.

@@ -131,6 +131,14 @@ impl Endpoint {
         Ok(Endpoint { tls: tls.then_some(secured), server, export })
     }
 
+    /// Whether this export goes by a name that may say less of how it is reached.
+    pub(crate) fn goes_by(&self, typed: &Endpoint) -> bool {
+        match (&self.server, &typed.server) {
+            (Server::Rbd(rbd), Server::Rbd(typed)) => rbd.goes_by(typed),
+            _ => self.plainly() == typed.plainly(),
+        }
+    }
+
     /// The same export by a URI without the ways to reach it securely: two URIs of one export are equal.
     pub fn plainly(&self) -> String {
         Endpoint { tls: self.tls.as_ref().map(|_| Tls::default()), ..self.clone() }.to_string()

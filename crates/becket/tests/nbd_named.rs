@@ -4,7 +4,7 @@
 
 mod common;
 
-use becket_testkit::{require_fuse, require_tools};
+use becket_testkit::{require_fuse, require_plain_machine, require_tools};
 use common::nbd_server::{Server, attach, ext4};
 use common::one::only;
 use common::{scratch, text};
@@ -40,4 +40,32 @@ fn fuse_a_device_on_a_server_goes_by_what_was_typed_and_by_what_is_shown() {
         attach(&place, &["-r", &typed]);
         place.ok(["detach", &shown]);
     }
+}
+
+#[test]
+fn what_only_a_store_can_do_is_refused_of_an_image_that_is_never_in_one() {
+    let name = "nbd_named::what_only_a_store_can_do_is_refused_of_an_image_that_is_never_in_one";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    let (uri, socket) = (server.uri(""), format!("unix:{}", place.path("s.sock").display()));
+    std::fs::write(place.path("trace"), "").unwrap();
+    let fuse = ["attach", "--via", "fuse", "-r"];
+    for (words, option, of) in [
+        (vec![&uri, "--fill"], "--fill", "an NBD server"),
+        (vec![&uri, "--record"], "--record", "an NBD server"),
+        (vec![&uri, "--prefetch", "trace"], "--prefetch", "an NBD server"),
+        (vec![&uri, "--fill", "--dry-run"], "--fill", "an NBD server"),
+        (vec!["rbd:pool/image", "--fill"], "--fill", "a Ceph cluster"),
+    ] {
+        let ran = place.run([&fuse[..], &words].concat());
+        let why = format!("{option} needs becket's store, and an image on {of} is never in it");
+        assert!(ran.code == 1 && ran.err.contains(&why), "{words:?}: {ran:?}");
+        assert!(ran.err.contains(&format!("becket copy {} FILE", words[0])), "{ran:?}");
+        assert!(place.devices().is_empty());
+    }
+    let ran = place.run(["export", &uri, "--nbd", &socket, "--record"]);
+    assert!(ran.code == 1 && ran.err.contains("--record needs becket's store"), "{ran:?}");
 }

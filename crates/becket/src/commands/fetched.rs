@@ -130,6 +130,7 @@ pub(super) fn for_device<'a>(
     asked: &OriginOptions,
     trace: &TraceOptions,
 ) -> Result<(Cow<'a, Path>, AttachOptions, Option<Decoded>), Failure> {
+    never_stored(path, options, trace)?;
     let mut how = by(asked);
     how.record = trace.record;
     how.foreseen = trace.prefetch.as_deref().map(read_trace).transpose()?.unwrap_or_default();
@@ -151,6 +152,18 @@ pub(super) fn for_device<'a>(
         options.open.format = Format::Auto;
     }
     Ok((local.path, options, local.decoded))
+}
+
+/// Refuses what only the store can do, where an image is never kept in it.
+fn never_stored(path: &Path, options: &AttachOptions, trace: &TraceOptions) -> Result<(), Failure> {
+    let asked =
+        [("--fill", options.fill), ("--record", trace.record), ("--prefetch", trace.prefetch.is_some())];
+    let asked = asked.iter().find(|(_, asked)| *asked);
+    let Some((option, _)) = asked.filter(|_| becket_image::is_remote(path)) else { return Ok(()) };
+    let (image, of) = (path.display(), if rbd::is_name(path) { "a Ceph cluster" } else { "an NBD server" });
+    let why = format!("{option} needs becket's store, and an image on {of} is never in it");
+    Err(Failure::new("invalid_option", format!("cannot attach {image}: {why}"))
+        .hint(format!("leave it away, or copy all of the image and attach that: becket copy {image} FILE")))
 }
 
 /// What the user named, for people: of a URL, without its query.

@@ -4,9 +4,11 @@
 
 mod common;
 
-use becket_testkit::{require_fuse, require_plain_machine, require_tools};
+use std::{process::Command, time::Duration};
+
+use becket_testkit::{image, require_fuse, require_plain_machine, require_tools, tool, wait_until};
 use common::nbd_server::{Server, attach, ext4};
-use common::one::only;
+use common::one::{kill, only};
 use common::{scratch, text};
 
 #[test]
@@ -68,4 +70,62 @@ fn what_only_a_store_can_do_is_refused_of_an_image_that_is_never_in_one() {
     }
     let ran = place.run(["export", &uri, "--nbd", &socket, "--record"]);
     assert!(ran.code == 1 && ran.err.contains("--record needs becket's store"), "{ran:?}");
+}
+
+#[test]
+fn fuse_an_export_has_one_writer_like_a_file() {
+    let name = "nbd_named::fuse_an_export_has_one_writer_like_a_file";
+    if !require_fuse(name) || !require_tools(name, &["sfdisk", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("d.img");
+    image::sparse(&image, 64 << 20);
+    let table = "printf 'label: dos\\n,16M\\n,16M\\n' | sfdisk -q \"$0\"";
+    tool(Command::new("sh").args(["-c", table]).arg(&image));
+    let server = Server::nbdkit(&image, &[]);
+    let (uri, again) = (server.uri(""), "nbd+unix:///?unheard=1&socket=d.nbdkit".to_owned());
+    let part = |number| format!("{uri}#p{number}");
+    let fuse = |words: &[&str]| place.run([&["attach", "--via", "fuse"], words].concat());
+    let refused = |words: &[&str]| {
+        let ran = fuse(words);
+        assert!(ran.code == 1 && ran.err.contains("already attached as"), "{words:?}: {ran:?}");
+        assert!(ran.err.contains("becket detach ") && ran.err.contains("--shared"), "{words:?}: {ran:?}");
+    };
+    let taken = |words: &[&str]| {
+        let ran = fuse(words);
+        assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
+    };
+    taken(&[&uri]);
+    let overlay = place.path("o.qcow2");
+    let overlay = overlay.to_str().unwrap();
+    for words in [&[&*uri][..], &[&again], &["-r", &uri], &[&part(1)], &["--cow", overlay, &uri]] {
+        refused(words);
+    }
+    // The device that is there keeps it beside other processes of becket's, too.
+    kill(&only(&place)["worker_pid"]);
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["state"] == "live"));
+    refused(&[&uri]);
+    kill(&only(&place)["server_pid"]);
+    refused(&[&uri]);
+    taken(&["--shared", &uri]);
+    place.ok(["detach", "--all"]);
+    // Readers do not exclude each other, nor do writers of different parts.
+    taken(&["-r", &uri]);
+    taken(&["-r", &uri]);
+    refused(&[&uri]);
+    place.ok(["detach", "--all"]);
+    taken(&["--size-limit", "1M", &uri]);
+    refused(&["--offset", "2M", &uri]);
+    place.ok(["detach", "--all"]);
+    taken(&[&part(1)]);
+    taken(&[&part(2)]);
+    refused(&[&part(2)]);
+    place.ok(["detach", "--all"]);
+    // Of two at once, too.
+    let ran = fuse(&[&uri, &again]);
+    assert!(ran.code == 1 && place.devices().len() == 1, "{ran:?}");
+    place.ok(["detach", &again]);
+    taken(&[&uri]);
+    place.ok(["detach", "--all"]);
 }

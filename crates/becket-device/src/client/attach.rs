@@ -270,6 +270,7 @@ fn attach_served(
         partitions: opened.partitions.into_iter().map(Into::into).collect(),
         // No worker that talks to a stranger has an image of others.
         isolate: options.isolate || talkative,
+        alone: (!options.open.shared).then_some(true),
         transport: plan.kind,
         warnings,
     };

@@ -69,6 +69,9 @@ pub(crate) struct Attach {
     pub(crate) add_partitions: bool,
     pub(crate) partitions: Vec<TableEntry>,
     pub(crate) isolate: bool,
+    /// Where only the server can see to it, no other device may have what it writes, nor write what it reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) alone: Option<bool>,
     /// One whose bytes becket moves.
     pub(crate) transport: Kind,
     pub(crate) warnings: Vec<String>,
@@ -291,6 +294,7 @@ mod tests {
             add_partitions: true,
             partitions: Vec::new(),
             isolate: true,
+            alone: Some(true),
             transport: Kind::Fuse,
             warnings: vec!["w".into()],
         }

@@ -3,34 +3,59 @@
 
 use std::sync::Arc;
 
-use becket_image::Source;
+use becket_image::{Map, Source};
 use tracing::{info, warn};
 
 use super::change::Length;
 use super::devices::Supervisor;
-use super::links::{CLIENTS, Change, Connector};
+use super::exports::Part;
+use super::links::{CLIENTS, Change, Connector, OnChange};
 use super::owned::Owned;
 use crate::contract::spec::Spec;
 use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::record::store::Entry;
 use crate::system::log;
 use crate::system::sync::lock;
 
 impl Supervisor {
-    /// Starts what connects to the server of an image, where that is on one.
+    /// Starts what connects to the server of an image, where that is on one. `alone`: see [`Exports::take`].
+    ///
+    /// [`Exports::take`]: super::exports::Exports::take
     pub(super) fn connector(
         &self,
         spec: &Spec,
-        sources: &mut [Source],
+        (sources, map): (&mut [Source], &Map),
         mark: u64,
+        alone: bool,
         again: Option<&[String]>,
     ) -> Result<Option<Connector>, Error> {
+        let inside = !becket_image::link::split_inside(spec.image.as_os_str()).1.is_empty();
+        let part = Part::of(sources, map, inside, mark).map(|part| self.exports.take(part, alone));
+        let part = part.transpose().map_err(|other| self.attached(spec, other))?;
         let myself = self.myself.clone();
         let on_change = move |change: &Change| {
             if let Some(supervisor) = myself.upgrade() {
                 supervisor.server_is_away(mark, change);
             }
         };
-        Connector::start(&self.fetchers, spec, sources, again, (mark, Arc::new(on_change)))
+        let ours = (mark, Arc::new(on_change) as OnChange);
+        let mut connector = Connector::start(&self.fetchers, spec, sources, again, ours)?;
+        connector.iter_mut().for_each(|connector| connector.keep(part.clone()));
+        Ok(connector)
+    }
+
+    /// Why an image is not attached that the device with that mark has.
+    fn attached(&self, spec: &Spec, mark: u64) -> Error {
+        let (image, clash) = (spec.image.clone(), "another device of becket's has it".to_owned());
+        let source = becket_image::Error::InUse { path: image.clone(), clash, readers: false };
+        let recorded =
+            self.store.entries().unwrap_or_default().into_iter().find_map(|(_, entry)| match entry {
+                Entry::Device(device) if device.mark == mark => Some(device.info),
+                _ => None,
+            });
+        let Some(info) = recorded else { return Error::Image(source) };
+        let part = (info.spec.image != image).then(|| info.spec.title());
+        Error::Attached { image, part, name: info.name, device: info.device, source: Box::new(source) }
     }
 
     /// Notes what was said of a device's image before anybody knew the device.

@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 
 use super::change::{Length, Target, Wish, apply, plan, say_change, take_image};
 use super::driver::Driver;
+use super::exports::Exports;
 use super::guard::{Guard, Guarded};
 use super::isolation;
 use super::links::Fetchers;
@@ -58,6 +59,7 @@ pub(crate) struct Supervisor {
     yielding: AtomicBool,
     pub(super) guard: Guard,
     pub(super) fetchers: Fetchers,
+    pub(super) exports: Exports,
     pub(super) watch: Watch,
     pub(super) wake: Box<dyn Fn() + Send + Sync>,
     pub(super) myself: Weak<Supervisor>,
@@ -87,6 +89,7 @@ impl Supervisor {
             yielding: AtomicBool::new(false),
             guard,
             fetchers: Fetchers::default(),
+            exports: Exports::default(),
             watch: Watch::default(),
             wake: Box::new(wake),
             myself: myself.clone(),
@@ -260,7 +263,8 @@ impl Supervisor {
                 // One that we made has it; a predecessor's ended with that.
                 let (spec, mark) = (state.device.info.spec.clone(), state.device.mark);
                 let clients = state.device.clients.clone();
-                let connector = self.connector(&spec, &mut state.kept.sources, mark, Some(&clients));
+                let Kept { sources, serve, .. } = &mut state.kept;
+                let connector = self.connector(&spec, (sources, &serve.map), mark, false, Some(&clients));
                 match connector {
                     Ok(connector) => state.connector = connector,
                     Err(error) => warn!(device = state.name(), "{error}"),
@@ -436,7 +440,10 @@ impl Service for Supervisor {
         let isolated = request.isolate;
         let offer = self.drivers.offer(request.transport)?;
         let owned = self.owns();
-        let connect = |spec: &_, sources: &mut _, mark| self.connector(spec, sources, mark, None);
+        let connect = |request: &Attach, sources: &mut [_], mark| {
+            let alone = request.alone == Some(true);
+            self.connector(&request.spec, (sources, &request.map), mark, alone, None)
+        };
         let (store, driver, worker_of) = (&self.store, &*driver, &*worker);
         let maker = Maker { store, offer, driver, worker: worker_of, connect: &connect, owned };
         let name = request.name.clone().unwrap_or_default();

@@ -457,6 +457,7 @@ impl Bench {
                 uuid: None,
             }],
             isolate: false,
+            alone: None,
             transport: Kind::Ublk,
             warnings: Vec::new(),
         }

@@ -125,12 +125,12 @@ impl Supervisor {
             }
             drop((sources, keepsakes));
         });
-        self.guard.forget(state.device.mark);
-        forget(&self.store, &state.device);
-        state.gone = true;
         if let Some(mut connector) = state.connector.take() {
             connector.stays(false);
         }
+        self.guard.forget(state.device.mark);
+        forget(&self.store, &state.device);
+        state.gone = true;
         info!(event = "detached", device = state.name(), "detached");
         if let Some(why) = unsaved {
             warn!(event = "unsaved", device = state.name(), "written bytes may be lost: {why}");

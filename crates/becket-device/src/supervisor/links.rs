@@ -19,6 +19,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tracing::warn;
 
+use super::exports;
 use crate::contract::link::{Connect, Fill, LinkOrder, LinkReport};
 use crate::contract::messages::Stored;
 use crate::contract::protocol;
@@ -43,6 +44,8 @@ pub(crate) struct Connector {
     number: u64,
     /// The device outlives this supervisor.
     stays: bool,
+    /// What the device has of the export.
+    _part: Option<Arc<exports::Part>>,
 }
 
 /// The fetchers that there are, each with the store file that it fills.
@@ -126,6 +129,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connector {
+    /// Keeps what the device has of an export.
+    pub(super) fn keep(&mut self, part: Option<Arc<exports::Part>>) {
+        self._part = part;
+    }
+
     /// Whether the device goes on when this is dropped, with another supervisor; it is detached otherwise.
     pub(super) fn stays(&mut self, stays: bool) {
         self.stays = stays;
@@ -333,7 +341,7 @@ impl Line {
             return None;
         }
         devices.all.push((number, ours));
-        Some(Connector { line: Arc::clone(self), number, stays: false })
+        Some(Connector { line: Arc::clone(self), number, stays: false, _part: None })
     }
 
     /// How much of an image is in the store, where it is filled, and how many bytes are in memory.

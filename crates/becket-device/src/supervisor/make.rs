@@ -46,7 +46,7 @@ pub(crate) struct Made {
 }
 
 /// See [`Maker::connect`].
-pub(crate) type Connect<'a> = dyn Fn(&Spec, &mut [Source], u64) -> Result<Option<Connector>, Error> + 'a;
+pub(crate) type Connect<'a> = dyn Fn(&Attach, &mut [Source], u64) -> Result<Option<Connector>, Error> + 'a;
 
 /// Who makes devices, and with what.
 #[derive(Clone, Copy)]
@@ -122,7 +122,7 @@ impl Maker<'_> {
         let max_io = driver.max_io(abilities, units.max().unwrap_or(1));
         let geometry = geometry(&request.map, &sources, spec.block_size, spec.read_only, max_io);
         let mark = mark::new(store.runtime());
-        let connector = (self.connect)(spec, &mut sources, mark)?;
+        let connector = (self.connect)(&request, &mut sources, mark)?;
         let usual = usual(self.owned, abilities.data_mode(), cpus());
         let (queues, depth) = (spec.queues.unwrap_or(usual.0), spec.depth.unwrap_or(usual.1));
         // Without that, a second one may wait for the end of the first, and a flush over one would say

@@ -11,6 +11,7 @@ mod doubles;
 mod driver;
 #[cfg(test)]
 mod ending_tests;
+mod exports;
 mod guard;
 mod introduction;
 mod isolation;

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::backing::Linked;
 use crate::error::quoted;
 use crate::image::Image;
 use crate::qcow2::header::BackingName;
@@ -47,8 +48,8 @@ const CLUSTER_MAX: u64 = 2 << 20;
 #[derive(Debug)]
 pub(crate) struct Base {
     pub(crate) image: Image,
-    /// The files that its map speaks of; its path enters the first.
-    pub(crate) links: Vec<HostFile>,
+    /// What its map speaks of; its path enters the first.
+    pub(crate) links: Vec<Linked>,
     /// The URI of the image, with the path inside, where it is on no file of this host.
     pub(crate) remote: Option<PathBuf>,
     /// The path inside that file.
@@ -65,8 +66,8 @@ pub(crate) struct Base {
 #[derive(Debug)]
 pub(crate) struct Stack {
     pub(crate) image: Image,
-    /// The overlay's file, then those below it.
-    pub(crate) links: Vec<HostFile>,
+    /// The overlay's file, then what is below it.
+    pub(crate) links: Vec<Linked>,
     /// Why the overlay can only be read.
     pub(crate) read_only: Option<String>,
     pub(crate) overlay: Overlay,
@@ -146,7 +147,7 @@ pub(crate) fn lay_over(
         warnings.extend(verdict.warning);
     }
     let overlay = Overlay { path: link.path.clone(), fresh };
-    let links = std::iter::once(link).chain(base.links).collect();
+    let links = std::iter::once(Linked::File(link)).chain(base.links).collect();
     Ok(Stack { image, links, read_only, overlay })
 }
 
@@ -315,7 +316,8 @@ impl Base {
         if let Some(uri) = &self.remote {
             return uri.clone();
         }
-        let host = self.links.first().map(|link| link.path.clone()).unwrap_or_default();
+        let host =
+            self.links.first().and_then(Linked::file).map(|file| file.path.clone()).unwrap_or_default();
         self.inside.iter().fold(host, |path, name| path.join(name))
     }
 
@@ -390,7 +392,7 @@ mod tests {
         };
         Base {
             image: Image::raw(Arc::new(vec![7_u8; 4096]), 4096, 512),
-            links: vec![link],
+            links: vec![Linked::File(link)],
             remote: None,
             inside: inside.iter().map(OsString::from).collect(),
             part: None,

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use crate::backing::WantedUrl;
 use crate::layer::Foreign;
 use crate::source::link::{DialError, Refused};
 pub use crate::text::quoted;
@@ -148,6 +149,18 @@ pub enum Error {
         hint: Option<String>,
         /// It is not there.
         missing: bool,
+    },
+    /// An image names a URL below itself that the user has not allowed.
+    #[error("{}: its backing file {name}: an image opens no URL that you have not allowed", shown(image.as_os_str().as_bytes()))]
+    BackingUrl {
+        /// The image that names it.
+        image: PathBuf,
+        /// Its name there, safe to show.
+        name: String,
+        /// What would have to be opened.
+        wanted: WantedUrl,
+        /// The command that opens it without that.
+        instead: String,
     },
     /// An image refers to another file, and neither the caller nor its name confirms such a format.
     #[error("{}: it begins like a {format} that refers to other files ({name}), and is not named *.{format}", shown(path.as_os_str().as_bytes()))]
@@ -306,7 +319,9 @@ impl Error {
             | Error::Snapshot { .. }
             | Error::DanglingInside { .. }
             | Error::Missing { .. } => ErrorKind::NotFound,
-            Error::Backing { .. } | Error::Reference { .. } => ErrorKind::Unsupported,
+            Error::Backing { .. } | Error::BackingUrl { .. } | Error::Reference { .. } => {
+                ErrorKind::Unsupported
+            }
             Error::Permission { .. } => ErrorKind::Permission,
             Error::NotAnImage { .. }
             | Error::Empty { .. }
@@ -390,6 +405,10 @@ impl Error {
                 return Some(format!(
                     "see what it is: qemu-img info {image}; name another: qemu-img rebase -u -F FORMAT -b FILE {image}"
                 ));
+            }
+            Error::BackingUrl { wanted, instead, .. } => {
+                let url = quoted(Path::new(&shown(wanted.url.as_os_str().as_bytes())));
+                return Some(format!("if you trust that server: --backing-url {url}; or {instead}"));
             }
             Error::Reference { path, format, .. } => {
                 let path = quoted(path);

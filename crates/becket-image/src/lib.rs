@@ -5,6 +5,7 @@
 //! open and locked, a [`Map`] from the image's bytes to theirs, and the [`Facts`] of each backing.
 #![forbid(unsafe_code)]
 
+mod backing;
 pub mod budget;
 mod bytes;
 pub mod codec;
@@ -34,6 +35,7 @@ mod through;
 mod varint;
 pub mod zeroes;
 
+pub use backing::{BackingUrl, WantedUrl, check_prefix, is_within};
 pub use budget::Budget;
 pub use bytes::{Reach, ReadAt};
 pub use cow::Overlay;
@@ -46,7 +48,7 @@ pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Claimed, claim, locate, look, look_by, open, open_partly, open_to_serve};
+pub use open::{Claimed, claim, locate, look, look_by, open, open_partly, open_to_serve, wanted_url};
 pub use opened::{Location, Opened};
 pub use options::{Below, OpenOptions, Tail};
 pub use partition::Partition;

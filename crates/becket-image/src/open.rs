@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::backing::{Allowed, Linked};
 use crate::bytes::field;
 use crate::cow::{self, Base};
 use crate::disk::ends::Ends;
@@ -17,7 +18,7 @@ use crate::layer::foreign;
 use crate::layer::packed;
 use crate::opened::{Location, Opened};
 use crate::options::{OpenOptions, Tail};
-use crate::qcow2::chain::{First, ONLY_READ, Unpacked, unpack_chain};
+use crate::qcow2::chain::{self, First, ONLY_READ, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::remote;
 use crate::resolve::{HostInode, Split, io, resolve, resolve_image, split};
@@ -29,7 +30,8 @@ use crate::source::file::outer::{OuterDisk, lock_fd};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{
-    Budget, Error, FileKind, FileSource, Fillers, Format, Identity, Image, LayerError, ReadAt as _, Source,
+    Budget, DirectIo, Error, FileKind, Fillers, Format, Identity, Image, LayerError, ReadAt as _, Source,
+    WantedUrl,
 };
 
 /// How often an image that moves meanwhile is looked for.
@@ -78,8 +80,8 @@ fn open_for(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened
     }
     let Split { host, inside } = split(path);
     let found = resolve_image(&host)?;
-    let (budget, fillers) = (&options.budget(), &options.fillers);
-    let target = Target { host: &host, found: &found, inside: &inside, budget, fillers };
+    let (budget, allowed) = (&options.budget(), options.allowed(to_serve));
+    let target = Target { host: &host, found: &found, inside: &inside, budget, allowed };
     let read_only = options.read_only || options.cow.is_some();
     for _ in 0..LOOKS {
         // What is inside decides which bytes are locked, and whether writing is allowed: readers must not
@@ -87,7 +89,7 @@ fn open_for(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened
         let old = found.snapshot.as_ref().map(|_| ONLY_READ.to_owned());
         let (mut range, mut reason) = (None, old);
         if !inside.is_empty() {
-            let walked = look_inside(&target, options.format, &options.backing_dirs)?;
+            let walked = look_inside(&target, options.format)?;
             range = walked.range();
             reason = walked.read_only;
         }
@@ -110,12 +112,13 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
     let Split { host, inside } = split(path);
     let found = resolve_image(&host)?;
     let identity = Identity { dev: found.stat.st_dev, ino: found.stat.st_ino };
-    let (budget, fillers) = (&Budget::default(), &Fillers::default());
-    let target = Target { host: &host, found: &found, inside: &inside, budget, fillers };
+    let (budget, options) = (&Budget::default(), OpenOptions::default());
+    let allowed = options.allowed(false);
+    let target = Target { host: &host, found: &found, inside: &inside, budget, allowed };
     let inside = match inside.is_empty() {
         true => Vec::new(),
         // As it is stored: what becket cannot read, and attached by `--format raw`, has a place, too.
-        false => look_inside(&target, Format::Raw, &[])?.steps(),
+        false => look_inside(&target, Format::Raw)?.steps(),
     };
     Ok(Location { host: identity, snapshot: found.snapshot, inside })
 }
@@ -164,13 +167,13 @@ pub fn look_by(path: &Path, options: &OpenOptions) -> Result<Walk, Error> {
 }
 
 fn look_within(path: &Path, options: &OpenOptions, budget: &Budget) -> Result<Walk, Error> {
-    let OpenOptions { format, backing_dirs, fillers, patience, .. } = options;
     if remote::is_remote(path) {
-        return remote::look(path, *format, *patience, budget);
+        return remote::look(path, options.format, options.patience, budget);
     }
     let Split { host, inside } = split(path);
-    let target = Target { host: &host, found: &resolve_image(&host)?, inside: &inside, budget, fillers };
-    look_inside(&target, *format, backing_dirs)
+    let (found, allowed) = (&resolve_image(&host)?, options.allowed(false));
+    let target = Target { host: &host, found, inside: &inside, budget, allowed };
+    look_inside(&target, options.format)
 }
 
 /// What to open, and what parsing it may cost.
@@ -181,12 +184,46 @@ struct Target<'a> {
     /// How the path goes on inside it.
     inside: &'a [OsString],
     budget: &'a Budget,
-    fillers: &'a Fillers,
+    allowed: Allowed<'a>,
 }
 
-/// The same from the file or device that was found.
-fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<Walk, Error> {
-    let Target { host, found, inside, budget, fillers } = *target;
+/// The first URL that the image at a path, or one below it, names below itself, and that is not among those
+/// which are open. A caller that allows it opens it, adds it to them, and asks again. Nothing is locked.
+///
+/// # Errors
+/// What is below the image cannot be opened.
+pub fn wanted_url(path: &Path, options: &OpenOptions) -> Result<Option<WantedUrl>, Error> {
+    if remote::is_remote(path) {
+        return Ok(None);
+    }
+    let Split { host, inside } = split(path);
+    let found = resolve_image(&host)?;
+    let format = through::of_first(options.format, &inside);
+    if !matches!(format, Format::Auto | Format::Qcow2) {
+        return Ok(None);
+    }
+    let (fd, _) = open_inode(&host, &found.inode, found.kind, true)?;
+    let file = host_file(&host, fd, &found)?;
+    let (image, _) = stored_image(&host, &file, &options.budget(), &options.fillers)?;
+    let first = First {
+        image: &image,
+        host: &host,
+        file: &file,
+        format,
+        allowed: options.allowed(false),
+        snapshot: found.snapshot.as_deref(),
+        writing: Writing::Never,
+    };
+    chain::wanted_url(&first, &mut |path, found| {
+        let (fd, _) = open_inode(path, &found.inode, found.kind, true)?;
+        host_file(path, fd, &found)
+    })
+}
+
+/// Walks from the file or device that was found.
+fn look_inside(target: &Target<'_>, format: Format) -> Result<Walk, Error> {
+    let Target { host, found, inside, budget, allowed } = *target;
+    let fillers = allowed.fillers;
     let (fd, _) = open_inode(host, &found.inode, found.kind, true)?;
     let file = host_file(host, fd, found)?;
     let (image, _) = stored_image(host, &file, budget, fillers)?;
@@ -196,13 +233,13 @@ fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<
         host,
         file: &file,
         format: format_of_file,
-        dirs,
+        allowed,
         snapshot,
         writing: Writing::Never,
     };
     let Unpacked { image, referenced, verdict, .. } =
         disk_in(&first, if inside.is_empty() { u64::MAX } else { 0 }, &mut |_, _, _| Ok(()))?;
-    let files = std::iter::once(&file).chain(&referenced).map(HostFile::identity).collect();
+    let files = std::iter::once(file.identity()).chain(referenced.iter().map(Linked::identity)).collect();
     let mut walk = through::walk(image, called(host, &file, fillers), inside, format)?;
     walk.read_only = verdict.unwritable.or(walk.read_only);
     walk.files = files;
@@ -326,7 +363,8 @@ fn open_inside(
     range: Option<Range<u64>>,
     options: &OpenOptions,
 ) -> Result<Option<Opened>, Error> {
-    let Target { host, found, inside, budget, fillers } = *target;
+    let Target { host, found, inside, budget, allowed } = *target;
+    let fillers = allowed.fillers;
     let HostInode { kind, stat, .. } = *found;
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
     // What can be written is not a layer that would be read through here.
@@ -359,7 +397,7 @@ fn open_inside(
         host,
         file: &file,
         format: through::of_first(options.format, inside),
-        dirs: &options.backing_dirs,
+        allowed,
         snapshot: found.snapshot.as_deref(),
         writing: Writing::new(read_only, options.drop_bitmaps),
     };
@@ -403,21 +441,28 @@ fn open_inside(
         slice.map_err(|source| Error::Layer { image: level.path.clone(), source })
     };
     let mut image = level.image.clone();
-    let mut links = vec![file];
+    let mut links = vec![Linked::File(file)];
     links.extend(referenced);
+    let servers = || links.iter().filter_map(Linked::server);
+    let below = servers().map(|remote| remote.uri.clone()).next();
+    if let Some(uri) = below.clone().filter(|_| options.direct_io == DirectIo::On) {
+        let reason = "it is on a server, not in a file of this host".to_owned();
+        return Err(Error::DirectIo { path: uri, reason });
+    }
+    let natural = servers().map(|remote| remote.natural).fold(natural, u32::max);
     let (mut read_only, mut read_only_reason, mut overlay) = (read_only, read_only_reason, None);
     if let Some(file) = &options.cow {
         let (offset, len) = geometry::window(&path, image.len(), &wanted)?;
         let part =
             (wanted.offset != 0 || wanted.size_limit.is_some()).then_some((wanted.offset, wanted.size_limit));
         // Bytes of a store file may be missing, which no other program sees.
-        let stored = links.iter().any(|link| fillers.has(link.identity()));
+        let stored = links.first().is_some_and(|link| fillers.has(link.identity()));
         let plain = (whole && walked.levels.len() == 1 && !stored)
             .then(|| image.stored().map_or("raw", |about| disk::name_to_qemu(about.format)));
         let image_part = part_of(&image, offset, len)?;
-        let below = options.below.clone();
+        let kept = options.below.clone();
         let inside = inside.to_vec();
-        let base = Base { image: image_part, links, remote: None, inside, part, below, plain };
+        let base = Base { image: image_part, links, remote: None, inside, part, below: kept, plain };
         let stack = cow::lay_over(base, file, options, &mut warnings)?;
         (image, links, overlay) = (stack.image, stack.links, Some(stack.overlay));
         read_only = options.read_only || stack.read_only.is_some();
@@ -432,32 +477,34 @@ fn open_inside(
     let failed = |spent| Error::Layer { image: level.path.clone(), source: LayerError::Spent(spent) };
     budget.check().map_err(failed)?;
 
-    if flat && let Some(file) = links.first() {
+    if flat && let Some(file) = links.first().and_then(Linked::file) {
         read_as_it_comes(file.fd.as_fd());
     }
     // Of pieces some may be aligned and others not: the engine looks at each.
     let start = image.map().single_range();
     let grows = (unpacked || overlay.is_some()) && !read_only;
-    let identity = links.first().map_or(stat, |link| link.stat);
+    let identity = links.first().map_or(Identity { dev: stat.st_dev, ino: stat.st_ino }, Linked::identity);
     let encoded = image.encoded().next().is_some();
     let files = links.into_iter().enumerate().map(|(index, link)| {
         let offset = start.filter(|(file, ..)| *file as usize == index).map_or(0, |(_, offset, _)| offset);
-        let file = FileSource::new(link, index == 0 && !read_only, offset, options.direct_io)?;
+        let source = link.into_source(index == 0 && !read_only, offset, options.direct_io)?;
         // Of one with encoded blocks it is said later whether it is read through the page cache.
-        if !encoded {
+        if let Source::File(file) = &source
+            && !encoded
+        {
             file.forget(options.direct_io);
         }
-        Ok(file)
+        Ok(source)
     });
-    let mut files = files.collect::<Result<Vec<_>, Error>>()?;
-    if let Some(first) = files.first_mut().filter(|_| grows) {
+    let mut sources = files.collect::<Result<Vec<_>, Error>>()?;
+    if let Some(Source::File(first)) = sources.first_mut().filter(|_| grows) {
         // What is behind its end now will be holes.
         first.facts.sparse = true;
     }
     Ok(Some(Opened {
         path,
         map: image.map().clone(),
-        sources: files.into_iter().map(Source::from).collect(),
+        sources,
         outer,
         encoded: image.encoded().cloned().collect(),
         grows,
@@ -465,10 +512,11 @@ fn open_inside(
         read_only,
         read_only_reason,
         block_size,
-        identity: Identity { dev: identity.st_dev, ino: identity.st_ino },
+        identity,
         partitions,
         overlay,
         range,
+        below,
         warnings,
     }))
 }

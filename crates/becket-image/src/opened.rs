@@ -41,6 +41,8 @@ pub struct Opened {
     pub partitions: Vec<Partition>,
     /// Which bytes of the first file are locked, where not all.
     pub range: Option<Range<u64>>,
+    /// The URI of the server below it, where that is not its path: [`crate::is_remote`].
+    pub below: Option<PathBuf>,
     /// The overlay that takes what is written. One that was made for this goes again, unless it is kept.
     pub overlay: Option<Overlay>,
     /// What the user should know although it went well.

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Budget, DirectIo, Fillers, Format};
+use crate::backing::Allowed;
+use crate::{BackingUrl, Budget, DirectIo, Fillers, Format};
 
 /// How to open an image. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,6 +30,8 @@ pub struct OpenOptions {
     pub format: Format,
     /// Where backing files may lie, beside the directory of the image that names them.
     pub backing_dirs: Vec<PathBuf>,
+    /// The URLs below the image that the user allows, open already: see [`crate::wanted_url`].
+    pub backing_urls: Vec<BackingUrl>,
     /// Open a qcow2 for writing although that removes its persistent bitmaps; without this it is opened for
     /// reading.
     pub drop_bitmaps: bool,
@@ -70,6 +73,11 @@ pub enum Tail {
 }
 
 impl OpenOptions {
+    pub(crate) fn allowed(&self, to_serve: bool) -> Allowed<'_> {
+        let OpenOptions { backing_dirs: dirs, backing_urls: urls, fillers, patience, .. } = self;
+        Allowed { dirs, urls, fillers, to_serve, patience: *patience }
+    }
+
     pub(crate) fn budget(&self) -> Budget {
         if self.no_limits { Budget::unlimited() } else { Budget::default() }
     }

@@ -1,5 +1,5 @@
 //! Images that are on no file system of this host: named by a URI, walked and opened like any other.
-//! Only the URI that the user gave is connected to; no image's word ever is.
+//! Only URIs that the user gave or has allowed are connected to; no image's word alone ever is.
 //!
 //! What follows `#` in a URI is the path inside the image. A kind of source that has URIs is a line of
 //! [`is_remote`] and one of `connect`.
@@ -19,7 +19,7 @@ use crate::resolve::io;
 use crate::source::link::{self, DialError, Endpoint, LinkSource, LinkWriter, Server};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
-use crate::{Budget, DirectIo, Error, FileSource, Format, Identity, Image, LayerError, Source};
+use crate::{Budget, DirectIo, Error, Format, Identity, Image, LayerError, Source};
 
 /// Whether a path is a URI of a source that is not on this host.
 pub fn is_remote(path: &Path) -> bool {
@@ -43,17 +43,34 @@ pub fn goes_by(recorded: &Path, typed: &Path) -> bool {
 }
 
 /// An image that was connected to.
-struct Remote {
+#[derive(Debug)]
+pub(crate) struct Remote {
     /// The URI in the form that is recorded.
-    uri: PathBuf,
-    source: Source,
+    pub(crate) uri: PathBuf,
+    pub(crate) source: Source,
     /// Its bytes as they are stored.
-    image: Image,
+    pub(crate) image: Image,
     /// Its logical block size in bytes.
-    natural: u32,
+    pub(crate) natural: u32,
     /// Why it can only be read.
     unwritable: Option<String>,
     warnings: Vec<String>,
+}
+
+impl Remote {
+    /// In place of a file's.
+    pub(crate) fn identity(&self) -> Identity {
+        self.source.identity().unwrap_or(Identity { dev: link::NOWHERE, ino: 0 })
+    }
+
+    /// Refuses blocks that no device can have.
+    pub(crate) fn fits_a_device(&self) -> Result<(), Error> {
+        let (smallest, largest) = (self.natural, geometry::largest_block_size());
+        if smallest > largest {
+            return Err(Error::LargeBlocks { path: self.uri.clone(), smallest, largest });
+        }
+        Ok(())
+    }
 }
 
 fn invalid(uri: &Path, why: String) -> Error {
@@ -120,6 +137,23 @@ fn connect(
     Ok(Remote { uri, source, image, natural, unwritable, warnings })
 }
 
+/// The same for reading, of an image that another one names below itself.
+pub(crate) fn connect_below(
+    uri: &Path,
+    to_serve: bool,
+    patience: Option<Duration>,
+    budget: &Budget,
+) -> Result<Remote, Error> {
+    let mut remote = connect(uri, true, to_serve, patience, budget)?;
+    if let Source::Link(link) = &mut remote.source {
+        link.lies_below();
+    }
+    if to_serve {
+        remote.fits_a_device()?;
+    }
+    Ok(remote)
+}
+
 /// The disk in what is stored: itself, or what a qcow2 holds, which is only read here; with the reason.
 fn disk_in(image: &Image, uri: &Path, format: Format) -> Result<(Image, Option<String>), Error> {
     let of = |source| Error::Layer { image: shown(uri.as_os_str().as_bytes()), source };
@@ -181,9 +215,8 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
     let budget = options.budget();
     let asked_read_only = options.read_only || options.cow.is_some();
     let mut remote = connect(&uri, asked_read_only, to_serve, options.patience, &budget)?;
-    let (smallest, largest) = (remote.natural, geometry::largest_block_size());
-    if to_serve && smallest > largest {
-        return Err(Error::LargeBlocks { path: remote.uri, smallest, largest });
+    if to_serve {
+        remote.fits_a_device()?;
     }
     let mut warnings = std::mem::take(&mut remote.warnings);
     let walked = walk(&remote, &inside, options.format)?;
@@ -228,9 +261,11 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
         read_only_reason = stack.read_only;
         for link in stack.links {
             identity = Some(link.identity());
-            let mut file = FileSource::new(link, !read_only, 0, options.direct_io)?;
-            file.facts.sparse |= !read_only;
-            sources.push(Source::from(file));
+            let mut source = link.into_source(!read_only, 0, options.direct_io)?;
+            if let Source::File(file) = &mut source {
+                file.facts.sparse |= !read_only;
+            }
+            sources.push(source);
         }
         overlay = Some(stack.overlay);
         (wanted.offset, wanted.size_limit) = (0, None);
@@ -260,6 +295,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
         partitions,
         overlay,
         range: None,
+        below: None,
         warnings,
     })
 }

@@ -137,6 +137,10 @@ fn parse(
             "nofail" => start.nofail = true,
             "_netdev" => start.netdev = true,
             "ro" => words.push("--read-only".into()),
+            _ if option.starts_with("backing-url=") => {
+                start.netdev = true;
+                words.push(format!("--{option}").into());
+            }
             _ if option.starts_with("nbd=") || option.starts_with("vhost-user=") => {
                 exported = true;
                 words.push(format!("--{option}").into());
@@ -214,6 +218,9 @@ mod tests {
         for url in ["nbd://host/export", "https://host/a.iso#p1", "s3://bucket/key", "oci://host/name:tag"] {
             assert!(one(&format!("a {url} ro")).unwrap().start.netdev, "{url}");
         }
+        let below = one("a /a.qcow2 backing-url=nbd://h/,backing-url=https://h/a").unwrap();
+        assert!(below.start.netdev && below.device.image.store.backing_urls.len() == 2);
+        assert!(one("a /a.qcow2 backing-url=/srv").unwrap_err().contains("it is no URL"));
         assert!(one("a 'https://h/\r[Service]'").unwrap_err().contains("not an absolute path"));
         assert!(one("a rbd:image").unwrap_err().contains("it names no pool"));
     }

@@ -134,6 +134,18 @@ fn no_faults(image: &Path) -> Error {
     }
 }
 
+/// One process reaches the server of a device, and knows one.
+fn several_servers(image: &Path) -> Error {
+    Error::Failed {
+        kind: ErrorKind::Unsupported,
+        message: format!(
+            "{}: its bytes come from several servers or compressed files, and a device has one",
+            image.display()
+        ),
+        hint: Some("copy it first: becket copy IMAGE disk.qcow2 with the same options".to_owned()),
+    }
+}
+
 /// Opens an image as the device wants it that is to be made of it, and completes the options by what it is.
 pub(crate) fn prepare(
     store: &Store,
@@ -154,6 +166,10 @@ pub(crate) fn prepare(
         Ok::<_, Error>(opened)
     };
     let mut opened = filled(&how)?;
+    let elsewhere = |source: &&Source| source.file().is_none();
+    if opened.sources.iter().filter(elsewhere).count() > 1 {
+        return Err(several_servers(image));
+    }
     if options.spec.faults.is_some() && opened.sources.iter().any(|source| source.link().is_some()) {
         return Err(no_faults(image));
     }

@@ -339,6 +339,7 @@ mod tests {
             partitions: Vec::new(),
             overlay: None,
             range: None,
+            below: None,
             warnings: Vec::new(),
         }
     }

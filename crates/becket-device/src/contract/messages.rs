@@ -268,6 +268,7 @@ mod tests {
             spec: Spec {
                 image: "/i.img".into(),
                 url: Some("https://h/i.img".into()),
+                backing_url: Some("nbd://h".into()),
                 cow: Some("/o.qcow2".into()),
                 offset: 512,
                 size_limit: None,
@@ -361,6 +362,7 @@ mod tests {
         (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
         exported.unsaved = Some(String::new());
         (exported.spec.url, exported.stored) = (Some(String::new()), Some(Part::default()));
+        exported.spec.backing_url = Some(String::new());
         exported.counted_before = Some(Box::default());
         assert_eq!(type_of("Device"), keys(&exported));
         assert_eq!(type_of("Export"), keys(&Export::default()));

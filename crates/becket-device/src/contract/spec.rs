@@ -28,6 +28,10 @@ pub struct Spec {
     /// The URL that its bytes were fetched from, as the user named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The URL that the image or one below it names, where bytes come from there. That of an NBD server or of
+    /// Ceph is in the form that is connected to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_url: Option<String>,
     /// The qcow2 over it that takes what is written.
     #[serde(default, with = "crate::contract::path_text::maybe")]
     pub cow: Option<PathBuf>,

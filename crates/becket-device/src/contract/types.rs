@@ -130,8 +130,10 @@ pub struct AttachOptions {
 impl AttachOptions {
     /// The whole offer, now that the image is open and a transport was taken.
     pub(crate) fn spec_of(&self, opened: &Opened, plan: &Plan) -> Spec {
+        let below = opened.below.as_deref().and_then(|uri| uri.to_str());
         Spec {
             image: opened.path.clone(),
+            backing_url: below.map(str::to_owned).or_else(|| self.spec.backing_url.clone()),
             cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
             offset: self.open.offset,
             size_limit: self.open.size_limit,

@@ -22,6 +22,7 @@ const FEATURES: &[&str] = &[
     becket_image::link::FEATURE,
     becket_image::link::TLS_FEATURE,
     becket_image::link::FEATURE_RBD,
+    becket_image::link::FEATURE_BELOW,
     becket_image::filled::FEATURE,
     becket_image::filled::FEATURE_OLD,
     becket_image::filled::FEATURE_PACKED,

@@ -154,7 +154,8 @@ impl Supervisor {
 
 /// How the server of a device's image is shown, where anything is to be shown.
 fn shown(info: &DeviceInfo, change: &Change, since: &str) -> Option<String> {
-    let host = host_of(info.spec.url.as_deref().unwrap_or_default());
+    let url = info.spec.url.as_deref().or(info.spec.backing_url.as_deref());
+    let host = host_of(url.unwrap_or_default());
     match change {
         Change::Here | Change::Client(_) | Change::Size(_) => None,
         Change::Lost(why) => Some(format!("lost since {since}: {why}")),

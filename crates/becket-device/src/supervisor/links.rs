@@ -188,7 +188,10 @@ impl Connector {
 
 /// Starts a connector.
 fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours) -> Result<Connector, Error> {
-    let uri = spec.image.to_str().unwrap_or_default();
+    let uri = match &spec.backing_url {
+        Some(uri) if link.is_below() => uri,
+        _ => spec.image.to_str().unwrap_or_default(),
+    };
     let (uri, _) = becket_image::link::split_inside(uri.as_ref());
     let order = Connect {
         uri: uri.to_string_lossy().into_owned(),

@@ -16,6 +16,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod create;
+pub(crate) mod dirs;
 mod entry;
 pub mod export;
 pub(crate) mod header;

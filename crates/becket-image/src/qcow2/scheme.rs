@@ -3,11 +3,13 @@
 //!
 //! `becket:PATH`, or `becket:OFFSET+LENGTH:PATH` for LENGTH bytes from OFFSET on (all of them without a
 //! LENGTH). PATH begins with `/`, or with `./` and is then relative to the overlay's directory. `=VERSION:`
-//! before PATH says which contents are meant; with it, PATH may be a URL.
+//! before PATH says which contents are meant; with it, PATH may be a URL. That of an NBD server needs none.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+
+use crate::source::link::is_link;
 
 const SCHEME: &[u8] = b"becket:";
 
@@ -62,7 +64,8 @@ impl Spoken {
         }
         let path = match rest.strip_prefix(b"./") {
             Some(rest) if !rest.starts_with(b"/") => rest,
-            _ if rest.starts_with(b"/") || version.is_some() && is_url(rest) => rest,
+            _ if rest.starts_with(b"/") => rest,
+            _ if is_url(rest) && (version.is_some() || is_link(Path::new(OsStr::from_bytes(rest)))) => rest,
             _ => return None,
         };
         Some(Spoken { part, version, path: Path::new(OsStr::from_bytes(path)).to_owned() })
@@ -101,6 +104,7 @@ mod tests {
             ("becket:512+:/d", Some((512, None)), None, "/d", "--offset 512 "),
             ("becket:0+4096:./d:e", Some((0, Some(4096))), None, "d:e", "--offset 0 --size-limit 4096 "),
             ("becket:=a7:https://h/d.img#p1", None, Some("a7"), "https://h/d.img#p1", ""),
+            ("becket:nbd://h/e#p1", None, None, "nbd://h/e#p1", ""),
             ("becket:512+:=a7:./d.gz", Some((512, None)), Some("a7"), "d.gz", "--offset 512 "),
         ] {
             let spoken = Spoken { part, version: version.map(str::to_owned), path: path.into() };

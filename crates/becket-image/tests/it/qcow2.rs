@@ -262,8 +262,8 @@ fn an_image_names_no_files_of_others() {
         assert!(error.hint().is_some_and(|hint| hint.contains("--backing-dir")), "{:?}", error.hint());
     }
     refused(&over(&inner, "a.qcow2", "link-out", Some("raw")), "symbolic link leads out");
-    refused(&over(&inner, "a.qcow2", "nbd:localhost:10809", Some("raw")), "not the path of a file");
-    refused(&over(&inner, "a.qcow2", "json:{}", Some("raw")), "not the path of a file");
+    refused(&over(&inner, "a.qcow2", "nbd:localhost:10809", Some("raw")), "neither the path of a file");
+    refused(&over(&inner, "a.qcow2", "json:{}", Some("raw")), "neither the path of a file");
     refused(&over(&inner, "a.qcow2", "sub", Some("raw")), "a directory");
     let error = refused(&over(&inner, "a.qcow2", "absent", Some("raw")), "no such file");
     assert_eq!(error.kind(), ErrorKind::NotFound);

@@ -51,6 +51,7 @@ pub fn attach_disk(
         partitions: partitions.to_vec(),
         overlay: None,
         range: None,
+        below: None,
         warnings: Vec::new(),
     };
     let options = LoopOptions {

@@ -30,6 +30,7 @@ fn open_options() -> OpenOptions {
         shared: false,
         partitions: false,
         backing_dirs: Vec::new(),
+        backing_urls: Vec::new(),
         cow: None,
         below: None,
         no_limits: false,

@@ -49,6 +49,12 @@ pub(crate) struct TraceOptions {
 /// How images that are not on this host are reached.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct OriginOptions {
+    /// Also allow backing files of a qcow2 that are URLs and begin with this one; may be given several times
+    ///
+    /// The scheme, the host and what follows `?` must be the same, and the path must continue behind a slash
+    /// or end.
+    #[arg(long = "backing-url", value_name = "PREFIX", value_parser = parse_prefix)]
+    pub(crate) backing_urls: Vec<String>,
     #[command(flatten)]
     pub(crate) objects: StoreOptions,
     /// Use no store: keep what is fetched from web servers in memory, 256 MiB of each image at most
@@ -61,6 +67,11 @@ pub(crate) struct OriginOptions {
     /// Reach the Ceph cluster as this user, without the "client." in front [default: admin]
     #[arg(long, value_name = "USER")]
     pub(crate) ceph_id: Option<String>,
+}
+
+/// What URLs in images may begin with.
+fn parse_prefix(word: &str) -> Result<String, String> {
+    becket_image::check_prefix(word).map(|()| word.to_owned())
 }
 
 /// How images are opened and served.

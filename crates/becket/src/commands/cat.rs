@@ -20,7 +20,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
     let _moving = (!std::io::stdout().is_terminal()).then(Moving::begin);
     for path in &args.paths {
         let options = &args.options;
-        let found = fetched::all_of(path, options.format, &options.store, "read")
+        let found = fetched::all_of(path, options, "read")
             .and_then(|local| inside::find_in(local, path, options, "read"));
         let found = found.map_or_else(
             |failure| vec![Err(failure)],

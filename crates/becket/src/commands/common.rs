@@ -119,7 +119,7 @@ pub(super) fn each<T: Serialize>(
 
 /// Walks a path through images, for inspection.
 pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
-    let local = fetched::local(&look.path, look.options.format, &look.options.store, verb)?;
+    let local = fetched::local(&look.path, &look.options, verb)?;
     look_at(&local, &look.options, look.options.format)
         .map_err(|error| image_failure(verb, &look.path, error))
 }
@@ -131,12 +131,9 @@ pub(super) fn look_at(
     format: Format,
 ) -> Result<Walk, becket_image::Error> {
     let options = OpenOptions {
-        format,
-        backing_dirs: asked.backing_dirs.clone(),
-        no_limits: asked.limits.no_limits,
         fillers: local.fillers.clone(),
-        patience: asked.store.objects.origin_timeout,
-        ..OpenOptions::default()
+        backing_urls: local.backing_urls.clone(),
+        ..fetched::open_options(asked, format)
     };
     becket_image::look_by(&local.path, &options)
 }

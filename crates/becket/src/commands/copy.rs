@@ -5,6 +5,7 @@ use super::{
     bytes,
     copy_move::{self, BLOCK, Chunk, Failed, Origin, Stream, Taker},
     copy_target::{Kind, Target},
+    fetched,
 };
 use crate::{
     args::{self, CopyFormat},
@@ -86,7 +87,7 @@ fn format(args: &args::Copy) -> CopyFormat {
 /// Opens the image, with its locks.
 fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
     let failed = |error| super::common::image_failure("copy", &args.source, error);
-    let local = super::fetched::all_of(&args.source, args.options.format, &args.options.store, "copy")?;
+    let local = fetched::all_of(&args.source, &args.options, "copy")?;
     let options = OpenOptions {
         read_only: true,
         fillers: local.fillers,
@@ -94,11 +95,8 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
         tail: Tail::Keep,
         // All of it is read through the page cache, and nothing is dropped from there first.
         direct_io: DirectIo::Off,
-        format: args.options.format,
-        backing_dirs: args.options.backing_dirs.clone(),
-        no_limits: args.options.limits.no_limits,
-        patience: args.options.store.objects.origin_timeout,
-        ..OpenOptions::default()
+        backing_urls: local.backing_urls,
+        ..fetched::open_options(&args.options, args.options.format)
     };
     let opened = becket_image::open_partly(&local.path, &options).map_err(failed)?;
     let origin = Origin::of(&opened, &options.fillers);

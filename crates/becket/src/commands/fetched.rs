@@ -1,16 +1,16 @@
 //! Images that are not on this host, and files compressed as one piece: from what the user named to a path
 //! on this host, whose bytes are fetched when they are read, or were decoded before; and from a name of
 //! Ceph's to one that says how its cluster is reached.
-//! Only a URL that the user typed is opened.
+//! Only a URL that the user typed is opened, and one in an image that begins with what the user allows.
 
 use crate::{
-    args::{OriginOptions, StoreOptions, TraceOptions},
+    args::{LookOptions, OriginOptions, StoreOptions, TraceOptions},
     failure::Failure,
     progress::Progress,
 };
 use becket_device::AttachOptions;
 use becket_fetch::{Complete, Decoded, Options, Place, Remote, Waiting};
-use becket_image::{Below, Fillers, Format, link::rbd};
+use becket_image::{BackingUrl, Below, Fillers, Format, OpenOptions, link::rbd};
 use std::{
     borrow::Cow,
     io::{self, Write as _},
@@ -31,38 +31,78 @@ pub(super) struct Local<'a> {
     pub(super) fillers: Fillers,
     /// What an overlay of it says, where the file only keeps its bytes.
     pub(super) below: Option<Below>,
+    /// The URLs below it that the user allows.
+    pub(super) backing_urls: Vec<BackingUrl>,
     /// What was decoded for it stays in the store as long as this lives.
-    pub(super) decoded: Option<Decoded>,
+    pub(super) decoded: Vec<Decoded>,
 }
 
 impl<'a> Local<'a> {
     /// One that is on this host.
     pub(super) fn new(path: impl Into<Cow<'a, Path>>) -> Self {
-        Self { path: path.into(), fillers: Fillers::default(), below: None, decoded: None }
+        let (fillers, backing_urls, decoded) = Default::default();
+        Self { path: path.into(), fillers, below: None, backing_urls, decoded }
     }
 }
 
 /// Opens the object of a URL, and decodes a file that can only be decoded from its start; other paths stay as
 /// they are.
-pub(super) fn local<'a>(
-    path: &'a Path,
-    format: Format,
-    asked: &OriginOptions,
-    verb: &str,
-) -> Result<Local<'a>, Failure> {
-    opened(path, format, asked, &by(asked), verb)
+pub(super) fn local<'a>(path: &'a Path, asked: &LookOptions, verb: &str) -> Result<Local<'a>, Failure> {
+    let how = by(&asked.store);
+    let local = opened(path, asked.format, &asked.store, &how, verb)?;
+    with_urls(local, path, &open_options(asked, asked.format), &asked.store, &how, verb)
 }
 
 /// The same for a program that reads all of what is named.
-pub(super) fn all_of<'a>(
-    path: &'a Path,
-    format: Format,
-    asked: &OriginOptions,
-    verb: &str,
-) -> Result<Local<'a>, Failure> {
+pub(super) fn all_of<'a>(path: &'a Path, asked: &LookOptions, verb: &str) -> Result<Local<'a>, Failure> {
     // Who reads a part of it seldom needs all to be decoded.
     let certain = !path.as_os_str().as_bytes().contains(&b'#');
-    opened(path, format, asked, &Options { certain, ..by(asked) }, verb)
+    let how = Options { certain, ..by(&asked.store) };
+    let local = opened(path, asked.format, &asked.store, &how, verb)?;
+    with_urls(local, path, &open_options(asked, asked.format), &asked.store, &how, verb)
+}
+
+/// How images are opened that are not attached.
+pub(super) fn open_options(asked: &LookOptions, format: Format) -> OpenOptions {
+    OpenOptions {
+        format,
+        backing_dirs: asked.backing_dirs.clone(),
+        no_limits: asked.limits.no_limits,
+        patience: asked.store.objects.origin_timeout,
+        ..OpenOptions::default()
+    }
+}
+
+/// Opens the URLs that the image, or one below it, names below itself, as far as the user allows them.
+fn with_urls<'a>(
+    mut local: Local<'a>,
+    path: &Path,
+    open: &OpenOptions,
+    asked: &OriginOptions,
+    how: &Options,
+    verb: &str,
+) -> Result<Local<'a>, Failure> {
+    while !asked.backing_urls.is_empty() {
+        let (fillers, backing_urls) = (local.fillers.clone(), local.backing_urls.clone());
+        let open = OpenOptions { fillers, backing_urls, ..open.clone() };
+        // What is wrong is said when the image is opened.
+        let Ok(Some(wanted)) = becket_image::wanted_url(&local.path, &open) else { break };
+        let url = wanted.url.to_str().unwrap_or_default();
+        if !asked.backing_urls.iter().any(|prefix| becket_image::is_within(url, prefix)) {
+            break;
+        }
+        let format = if wanted.contents { Format::Auto } else { Format::Raw };
+        let how = Options { record: false, foreseen: Vec::new(), ..how.clone() };
+        let below = opened(&wanted.url, format, asked, &how, verb).map_err(|mut failure| {
+            failure.message = format!("{}: {}", named(path), failure.message);
+            failure
+        })?;
+        local.fillers.extend(below.fillers);
+        local.decoded.extend(below.decoded);
+        let (place, version) = (below.path.into_owned(), below.below.map(|below| below.version));
+        local.backing_urls.push(BackingUrl { url: wanted.url, place, version });
+    }
+    Ok(local)
 }
 
 fn opened<'a>(
@@ -83,17 +123,20 @@ fn opened<'a>(
             path: Cow::Owned(decoded.path.clone()),
             fillers: decoded.fillers.clone(),
             below: Some(decoded.below.clone()),
-            decoded: Some(decoded),
+            backing_urls: Vec::new(),
+            decoded: vec![decoded],
         },
     })
 }
 
 /// Opens the object of a URL, as its server has it.
-pub(super) fn as_it_is<'a>(path: &'a Path, asked: &OriginOptions, verb: &str) -> Result<Local<'a>, Failure> {
-    if rbd::is_name(path) {
-        return Ok(Local::new(of_ceph(path, asked)));
-    }
-    stored(path, &by(asked), verb).map(|(local, _)| local)
+pub(super) fn as_it_is<'a>(path: &'a Path, asked: &LookOptions, verb: &str) -> Result<Local<'a>, Failure> {
+    let how = by(&asked.store);
+    let local = match rbd::is_name(path) {
+        true => Local::new(of_ceph(path, &asked.store)),
+        false => stored(path, &how, verb)?.0,
+    };
+    with_urls(local, path, &open_options(asked, asked.format), &asked.store, &how, verb)
 }
 
 /// The name of an image on a server that is written to. One of Ceph says how its cluster is reached.
@@ -118,8 +161,8 @@ fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, O
     }
     let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, how));
     let remote = remote.map_err(|error| failure(verb, path, &error))?;
-    let (path, fillers) = (Cow::Owned(remote.path.clone()), remote.fillers.clone());
-    Ok((Local { path, fillers, below: Some(remote.below.clone()), decoded: None }, Some(remote)))
+    let (fillers, below) = (remote.fillers.clone(), Some(remote.below.clone()));
+    Ok((Local { fillers, below, ..Local::new(remote.path.clone()) }, Some(remote)))
 }
 
 /// The same for an image that is to be attached; it is attached read-only, unless it has an overlay. The last
@@ -129,7 +172,7 @@ pub(super) fn for_device<'a>(
     options: &AttachOptions,
     asked: &OriginOptions,
     trace: &TraceOptions,
-) -> Result<(Cow<'a, Path>, AttachOptions, Option<Decoded>), Failure> {
+) -> Result<(Cow<'a, Path>, AttachOptions, Vec<Decoded>), Failure> {
     never_stored(path, options, trace)?;
     let mut how = by(asked);
     how.record = trace.record;
@@ -137,17 +180,22 @@ pub(super) fn for_device<'a>(
     // Only a server can have readers wait for what is being decoded.
     how.whole = !becket_device::may_be_served(options);
     let local = opened(path, options.open.format, asked, &how, "attach")?;
-    let mut options = options.clone();
+    let (mut options, is_stored) = (options.clone(), !local.fillers.is_empty());
+    let is_decoded = !local.decoded.is_empty();
+    let local = with_urls(local, path, &options.open, asked, &how, "attach")?;
+    options.open.backing_urls = local.backing_urls;
     (options.open.fillers, options.open.below) = (local.fillers, local.below);
+    let shown = |url: &BackingUrl| becket_fetch::named(url.url.as_os_str());
+    options.spec.backing_url = options.open.backing_urls.first().map(shown);
     // The store is never written to.
-    options.open.read_only |= !options.open.fillers.is_empty() && options.open.cow.is_none();
+    options.open.read_only |= is_stored && options.open.cow.is_none();
     if matches!(local.path, Cow::Owned(_)) && !rbd::is_name(path) {
         options.spec.url = Some(match becket_fetch::is_remote(path.as_os_str()) {
             true => becket_fetch::named(path.as_os_str()),
             false => std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string(),
         });
     }
-    if local.decoded.is_some() && matches!(options.open.format, Format::Gzip | Format::Xz | Format::Zstd) {
+    if is_decoded && matches!(options.open.format, Format::Gzip | Format::Xz | Format::Zstd) {
         // That is what the file was.
         options.open.format = Format::Auto;
     }

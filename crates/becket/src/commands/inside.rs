@@ -83,7 +83,7 @@ pub(super) fn find_all<'a>(
     asked: &'a LookOptions,
     verb: &'static str,
 ) -> Result<(Inside<'a>, Vec<Named>), Failure> {
-    find_in(fetched::local(path, asked.format, &asked.store, verb)?, path, asked, verb)
+    find_in(fetched::local(path, asked, verb)?, path, asked, verb)
 }
 
 /// The same in what is on this host: nothing is fetched or decoded for it.

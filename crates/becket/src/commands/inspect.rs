@@ -11,7 +11,7 @@ const IN_ONE_PIECE: &str = "compressed as one piece: attach, ls, cat and others 
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
     let (path, asked) = (&args.look.path, &args.look.options);
-    let local = fetched::as_it_is(path, &asked.store, "inspect")?;
+    let local = fetched::as_it_is(path, asked, "inspect")?;
     let (mut stream, mut unread) = (false, None);
     let walk = match common::look_at(&local, asked, asked.format) {
         // What becket does not read is named all the same, and the command that converts it.

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DeviceInfo, path_text};
+use becket_image::OpenOptions;
 use rustix::thread::{CapabilitySet, capabilities};
 use serde_json::{Value, json};
 use std::{
@@ -39,7 +40,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
-    let local = Local { path, fillers: options.open.fillers, below: options.open.below, decoded };
+    let OpenOptions { fillers, below, backing_urls, .. } = options.open;
+    let local = Local { path, fillers, below, backing_urls, decoded };
     let mounted = pick(&info, args, &local).and_then(|node| {
         let opened = args.device.key_file.as_ref();
         let opened = opened.map(|key| luks::open(&info, &node, key, &args.image)).transpose()?;
@@ -110,7 +112,7 @@ fn is_hybrid(args: &args::Mount, local: &Local<'_>) -> bool {
         let open = common::options(device).open;
         becket_image::look_by(
             &local.path,
-            &becket_image::OpenOptions { fillers: local.fillers.clone(), ..open },
+            &OpenOptions { fillers: local.fillers.clone(), backing_urls: local.backing_urls.clone(), ..open },
         )
     };
     device.image.offset == 0 && device.image.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())

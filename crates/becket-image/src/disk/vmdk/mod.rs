@@ -10,11 +10,13 @@ use std::sync::Arc;
 
 use descriptor::{From, LONGEST, Piece, foreign, parse};
 
+use crate::backing::Linked;
 use crate::image::Image;
 use crate::layer::foreign::VMDK_TITLE;
 use crate::layer::{About, LayerError};
 use crate::qcow2::Verdict;
-use crate::qcow2::chain::{Dirs, First, Unpacked};
+use crate::qcow2::chain::{First, Unpacked};
+use crate::qcow2::dirs::Dirs;
 use crate::resolve::HostInode;
 use crate::source::file::host::HostFile;
 use crate::text::shown;
@@ -54,12 +56,12 @@ pub(crate) fn unpack(
             if names.len() == FILES_MAX {
                 return Err(of(foreign(format!("it lies in more than {FILES_MAX} files"))));
             }
-            let found = dirs.find(&first.file.path, "data file", name)?;
+            let found = dirs.find(&first.file.path, false, "data file", name)?;
             let link = open(&first.file.path, found)?;
             let reader = link.fd.try_clone().map_err(|error| of(error.into()))?;
             let file = Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget());
             files.push(if is_sparse { sparse::piece(&file).map_err(of)? } else { file });
-            referenced.push(link);
+            referenced.push(Linked::File(link));
             names.push((name, is_sparse));
         }
         places.push((*len, Some((known.unwrap_or(names.len() - 1), offset))));

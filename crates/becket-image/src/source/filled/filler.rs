@@ -109,6 +109,11 @@ impl Fillers {
         self.0.iter().find(|(known, _)| *known == file).map(|(_, filled)| filled)
     }
 
+    /// All files of another set, too.
+    pub fn extend(&mut self, others: Fillers) {
+        self.0.extend(others.0);
+    }
+
     /// What fills a file; `None` where all its bytes are there.
     pub fn of(&self, file: Identity) -> Option<Arc<dyn Filler>> {
         if let Some(Filled::By(filler)) = self.get(file) { Some(Arc::clone(filler)) } else { None }

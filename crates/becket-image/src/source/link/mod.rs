@@ -57,6 +57,8 @@ pub const FEATURE: &str = "link";
 pub const TLS_FEATURE: &str = "link-tls";
 /// The feature of devices with one whose finished writes are durable, and which a program of its own reaches.
 pub const FEATURE_RBD: &str = "rbd";
+/// The feature of those that are below an image of this host, which names them; it implies the others.
+pub const FEATURE_BELOW: &str = "link-below";
 /// In place of a device number: sources that are not files of this host.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
@@ -80,6 +82,9 @@ struct Said {
     /// See [`LinkSource::is_durable`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     durable: bool,
+    /// See [`LinkSource::is_below`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    below: bool,
 }
 
 /// In place of an inode's number: what a URI hashes to, which is the same in every build (FNV-1a).
@@ -105,6 +110,7 @@ impl LinkFacts {
     /// See `SourceFacts::feature`.
     pub(super) fn feature(&self) -> &'static str {
         match (self.link.durable, self.link.tls) {
+            _ if self.link.below => FEATURE_BELOW,
             (true, _) => FEATURE_RBD,
             (false, true) => TLS_FEATURE,
             (false, false) => FEATURE,
@@ -148,7 +154,7 @@ impl LinkSource {
         let identity = identity_of(endpoint.plainly().as_ref());
         let envelope = trust.map(|trust| trust.sealed()).transpose()?;
         let durable = matches!(endpoint.server, Server::Rbd(_));
-        let said = Said { agreed, writable, identity, tls: envelope.is_some(), durable };
+        let said = Said { agreed, writable, identity, tls: envelope.is_some(), durable, below: false };
         Ok(LinkSource::of(said, channel::pair()?, envelope, Some(Arc::new(reader))))
     }
 
@@ -186,6 +192,16 @@ impl LinkSource {
     /// Whether finished writes are durable: a connection that breaks loses none of them.
     pub fn is_durable(&self) -> bool {
         self.said.durable
+    }
+
+    /// Whether an image of this host names it below itself: its URI is not the path of the image.
+    pub fn is_below(&self) -> bool {
+        self.said.below
+    }
+
+    /// It is below an image of this host.
+    pub(crate) fn lies_below(&mut self) {
+        self.said.below = true;
     }
 
     /// Whether several connections may be used at once: the server takes them, and a flush over one of them

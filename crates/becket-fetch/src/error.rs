@@ -33,6 +33,12 @@ pub enum Error {
         /// How that was seen.
         why: String,
     },
+    /// All bytes of an object are there, and they are others than the digest says that names it.
+    #[error("{url}: its bytes are not those of its digest")]
+    Digest {
+        /// The URL, safe to show.
+        url: String,
+    },
     /// The server cannot be reached, or does not answer in time.
     #[error("{url}: no answer for {seconds} s: {why}")]
     Away {
@@ -102,6 +108,7 @@ impl Error {
             Error::Url { .. } => "url",
             Error::Refused { .. } => "origin",
             Error::Changed { .. } => "source_changed",
+            Error::Digest { .. } => "source_damaged",
             Error::Away { .. } => "origin_away",
             Error::Stream { .. } | Error::NoRoom { .. } => "stream",
             Error::Store { .. } | Error::Full { .. } | Error::Incomplete { .. } => "store",
@@ -116,6 +123,10 @@ impl Error {
             Error::Incomplete { fix, .. } => Some(fix),
             Error::NoRoom { .. } => Some("name a directory on a larger file system by --store DIR"),
             Error::Changed { .. } => Some("run the command again to use the new version"),
+            Error::Digest { .. } => Some(
+                "the registry's copy is damaged: push the image again; nothing of it is kept, and the next \
+                 command fetches it anew",
+            ),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
             Error::Full { .. } => Some(MAKE_ROOM),
             Error::Store { source, .. } if is_full(source) => Some(MAKE_ROOM),

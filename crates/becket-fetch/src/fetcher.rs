@@ -229,9 +229,17 @@ impl Plan {
 impl Fetcher {
     fn work(&self) -> ! {
         loop {
-            let run = self.next();
-            let brought = self.object.bring_run(run);
-            self.fetching.fetch_sub(1, Ordering::SeqCst);
+            let brought = match self.next() {
+                Some(run) => {
+                    let brought = self.object.bring_run(run);
+                    self.fetching.fetch_sub(1, Ordering::SeqCst);
+                    brought
+                }
+                None => match self.object.compare_whole() {
+                    Ok(()) => continue,
+                    compared => compared,
+                },
+            };
             match brought {
                 Ok(()) if self.object.steps().is_none() => self.how.succeeded(),
                 Ok(()) => {}
@@ -255,21 +263,25 @@ impl Fetcher {
         self.how.succeeded();
     }
 
-    /// Waits for a run to bring.
-    fn next(&self) -> Range<u64> {
+    /// Waits for a run to bring; none where nothing is asked, and all may be there that a digest names.
+    fn next(&self) -> Option<Range<u64>> {
         let mut plan = lock(&self.chair);
         loop {
             let asked = self.object.presence.asked();
             if let Some(run) = self.find(&mut plan) {
                 self.fetching.fetch_add(1, Ordering::SeqCst);
-                return run;
+                return Some(run);
             }
             // What others are fetching is to be synced, too, when it is there.
             let more = self.fetching.load(Ordering::SeqCst) > 0 || self.object.is_full();
-            self.object.presence.await_ask(asked, (more || self.object.has_unsynced()).then_some(IDLE));
+            let rests = !more && !self.object.has_unsynced() && !self.object.may_be_whole();
+            self.object.presence.await_ask(asked, (!rests).then_some(IDLE));
             if self.object.presence.asked() == asked {
                 // A full disk is reported with the next chunk.
                 let _ = self.object.sync();
+                if self.object.take_may_be_whole() {
+                    return None;
+                }
             }
         }
     }
@@ -335,7 +347,7 @@ impl How {
         let mut state = lock(&self.state);
         let ends = match error {
             Error::Changed { .. } => Some(Condition::Changed(why.clone())),
-            Error::Stream { .. } => Some(Condition::Damaged(why.clone())),
+            Error::Digest { .. } | Error::Stream { .. } => Some(Condition::Damaged(why.clone())),
             _ => None,
         };
         if let Some(ends) = ends {

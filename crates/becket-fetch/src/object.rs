@@ -8,7 +8,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,10 @@ pub(crate) struct Object {
     pub(crate) memory_only: bool,
     /// What the store has no room for is an error.
     pub(crate) must_keep: bool,
+    /// All chunks may be there that a digest names.
+    grown: AtomicBool,
+    /// Held while they are compared with it.
+    comparing: Mutex<()>,
     /// When there was no room in it.
     full: Mutex<Option<Instant>>,
     /// See [`crate::Options`].
@@ -134,6 +138,7 @@ impl Object {
     ) -> Object {
         let memory = InMemory::of(&presence, predecessor);
         let chunks = Chunks::new(held.meta.chunks(), &memory.chunks());
+        let grown = AtomicBool::new(held.meta.has_digest());
         Object {
             held,
             supply,
@@ -147,6 +152,8 @@ impl Object {
             memory,
             memory_only: false,
             must_keep: false,
+            grown,
+            comparing: Mutex::default(),
             full: Mutex::default(),
             record: false,
             exact: false,
@@ -295,7 +302,10 @@ impl Object {
 
     /// Chunks are in the file, from `first` on and with these checksums.
     fn there(&self, first: u64, mut sums: Vec<u32>) -> Result<(), Error> {
-        digest::forget(&self.held).map_err(self.failed("its note cannot be removed"))?;
+        if self.held.meta.has_digest() {
+            self.held.table.set_whole(false).map_err(self.failed("its table cannot be written"))?;
+            self.grown.store(true, Ordering::Relaxed);
+        }
         match self.held.table.set(first, &sums, false) {
             // Without their entries the chunks are there as long as these processes know them.
             Err(error) if is_full(&error) && !self.must_keep => return Ok(()),
@@ -388,22 +398,40 @@ impl Object {
         self.check_whole()
     }
 
-    /// Compares all bytes with the digest that names them, if this process has seen all of them. If they are
-    /// others, none of them counts.
+    /// Compares all bytes with the digest that names them, if this process has seen all of them.
     fn check_whole(&self) -> Result<(), Error> {
-        let count = self.held.meta.chunks();
-        if self.chunks.counted_good() < count
-            || self.presence.uses_memory()
-            || digest::is_right(&self.held).map_err(self.failed("the store file cannot be read"))?
-        {
+        if self.chunks.counted_good() < self.held.meta.chunks() { Ok(()) } else { self.compare_whole() }
+    }
+
+    /// Whether all chunks may be there which a digest names: some have come since
+    /// [`Object::take_may_be_whole`].
+    pub(crate) fn may_be_whole(&self) -> bool {
+        self.grown.load(Ordering::Relaxed)
+    }
+
+    /// The same, once.
+    pub(crate) fn take_may_be_whole(&self) -> bool {
+        self.grown.swap(false, Ordering::Relaxed)
+    }
+
+    /// Compares all bytes with the digest that names them, if all are in the store, whoever has brought them,
+    /// and nobody has. If they are others, none of them counts.
+    pub(crate) fn compare_whole(&self) -> Result<(), Error> {
+        let _alone = lock(&self.comparing);
+        if !digest::is_due(&self.held) {
             return Ok(());
         }
-        self.chunks.count_anew();
-        self.chunks.mark(0..count, Chunk::Unknown);
+        if digest::is_right(&self.held).map_err(self.failed("the store file cannot be read"))? {
+            self.sync()?;
+            return self.held.table.set_whole(true).map_err(self.failed("its table cannot be written"));
+        }
+        let count = self.held.meta.chunks();
         lock(&self.fresh).clear();
         self.held.table.clear(0..count).map_err(self.failed("its table cannot be written"))?;
-        let why = "its bytes are not those of its digest".to_owned();
-        Err(Error::Changed { url: shown(&self.held.meta.url), why })
+        self.presence.withdraw();
+        self.chunks.count_anew();
+        self.chunks.mark(0..count, Chunk::Unknown);
+        Err(Error::Digest { url: shown(&self.held.meta.url) })
     }
 
     /// Decodes the next chunk, if that is how its bytes come.

@@ -26,6 +26,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::digest;
 use crate::latest;
 use crate::place::{Place, short_digest, shown, shown_source};
 use crate::table::Table;
@@ -88,6 +89,11 @@ impl Meta {
         // How long a compressed file becomes is not known before it was decoded.
         let size = if self.is_unpacked() { 0 } else { self.size };
         id_of(&self.url, &self.version, size)
+    }
+
+    /// Whether a digest of all bytes names it.
+    pub(crate) fn has_digest(&self) -> bool {
+        matches!(self.version, Version::Digest(_))
     }
 
     fn is_unpacked(&self) -> bool {
@@ -448,6 +454,17 @@ impl Store {
                 }
             }
             step(verified.good + verified.damaged);
+        }
+        if digest::is_due(&held) {
+            match digest::is_right(&held).map_err(failed())? {
+                true => held.table.set_whole(true).map_err(failed())?,
+                false => {
+                    if !in_use {
+                        held.table.clear(0..held.meta.chunks()).map_err(failed())?;
+                    }
+                    verified = Verified { good: 0, damaged: held.meta.size, in_use };
+                }
+            }
         }
         Ok(verified)
     }

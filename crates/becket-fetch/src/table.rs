@@ -16,6 +16,8 @@ const ENTRY: u64 = 8;
 const AT_ONCE: u64 = 4096;
 /// The tag of chunks that are on the disk.
 const DURABLE: [u8; 16] = *b"becket: on disk.";
+/// The same for the first one, when all bytes were compared with the digest that names them.
+const WHOLE: [u8; 16] = *b"becket: is whole";
 
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -58,8 +60,8 @@ impl Table {
     /// The checksums of those of some chunks that are there, in their order.
     pub(crate) fn sums(&self, chunks: Range<u64>) -> impl Iterator<Item = Option<u32>> + '_ {
         self.entries(chunks).map(|(chunk, sum, found)| {
-            let is_of = |tag| seal(chunk, sum, tag) == found;
-            (found != 0 && (is_of(&DURABLE) || is_of(&self.boot))).then_some(sum)
+            let is_there = seal(chunk, sum, &self.boot) == found || is_on_disk((chunk, sum, found));
+            (found != 0 && is_there).then_some(sum)
         })
     }
 
@@ -75,12 +77,30 @@ impl Table {
 
     /// Whether none of the first chunks, which all are there, is lost by a power cut.
     pub(crate) fn is_durable(&self, chunks: u64) -> bool {
-        self.entries(0..chunks).all(|(chunk, sum, found)| seal(chunk, sum, &DURABLE) == found)
+        self.entries(0..chunks).all(is_on_disk)
+    }
+
+    /// Whether all bytes were compared with their digest, and no chunk has come since.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.entries(0..1).all(|(chunk, sum, found)| seal(chunk, sum, &WHOLE) == found)
+    }
+
+    /// Notes whether that is so, of chunks that are on the disk.
+    pub(crate) fn set_whole(&self, whole: bool) -> io::Result<()> {
+        match self.get(0) {
+            Some(sum) if whole != self.is_whole() => {
+                self.set_by(0, &[sum], if whole { &WHOLE } else { &DURABLE })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Chunks are in the file, from `first` on and with these checksums; `durable` once they are on the disk.
     pub(crate) fn set(&self, first: u64, sums: &[u32], durable: bool) -> io::Result<()> {
-        let tag = if durable { &DURABLE } else { &self.boot };
+        self.set_by(first, sums, if durable { &DURABLE } else { &self.boot })
+    }
+
+    fn set_by(&self, first: u64, sums: &[u32], tag: &[u8; 16]) -> io::Result<()> {
         let entry = |(chunk, sum): (u64, &u32)| {
             (u64::from(seal(chunk, *sum, tag)) << 32 | u64::from(*sum)).to_le_bytes()
         };
@@ -102,6 +122,11 @@ impl Table {
 /// An index into memory; numbers of chunks always fit.
 pub(crate) fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Whether an entry is one of a chunk that no power cut takes.
+fn is_on_disk((chunk, sum, found): (u64, u32, u32)) -> bool {
+    seal(chunk, sum, &DURABLE) == found || (chunk == 0 && seal(chunk, sum, &WHOLE) == found)
 }
 
 /// Ties an entry to its place and its tag. An entry of zeroes has none.
@@ -139,6 +164,20 @@ mod tests {
         }
         table.clear(4..5).unwrap();
         assert_eq!(table.get(4), None);
+    }
+
+    #[test]
+    fn what_is_whole_is_there_and_is_no_longer_whole_when_a_chunk_comes() {
+        let table = Table::new(tempfile::tempfile().unwrap()).unwrap();
+        table.set_whole(true).unwrap();
+        assert!(!table.is_whole(), "nothing is there");
+        table.set(0, &[7, 8], true).unwrap();
+        assert!(!table.is_whole());
+        table.set_whole(true).unwrap();
+        assert!(table.is_whole() && table.is_durable(2));
+        assert_eq!(table.get(0), Some(7));
+        table.set_whole(false).unwrap();
+        assert!(!table.is_whole() && table.is_durable(2));
     }
 
     #[test]

@@ -115,6 +115,35 @@ fn bytes_that_are_not_those_of_the_digest_do_not_count() {
     assert!(std::fs::read(&remote.file).unwrap() == vec![7; SIZE]);
 }
 
+/// No process sees all of it.
+#[test]
+fn what_several_have_brought_is_compared_as_a_whole_when_it_is_verified() {
+    let dir = tempfile::tempdir().unwrap();
+    let origin = Origin::start(vec![7; SIZE]);
+    let url = origin.url("/a/b:c").replacen("http", "oci", 1);
+    origin.trick(|request, reply| match request.path.contains("manifests") {
+        true => with_body(manifest(SEVENS, SIZE)),
+        false => reply,
+    });
+    let bring = || {
+        for range in [0..SIZE as u64 / 2, SIZE as u64 / 2..SIZE as u64] {
+            get(&url, dir.path()).unwrap().bring_in_order(&[range]).unwrap();
+        }
+    };
+    let verify = || {
+        let store = Store::open(Some(dir.path())).unwrap();
+        store.verify(&store.list().unwrap().remove(0), &mut |_| {}).unwrap()
+    };
+    origin.replace([&[7; SIZE - 1][..], &[8]].concat(), "\"two\"");
+    bring();
+    let verified = verify();
+    assert_eq!((verified.good, verified.damaged), (0, SIZE as u64));
+    assert_eq!(Store::open(Some(dir.path())).unwrap().list().unwrap()[0].stored, 0);
+    origin.replace(vec![7; SIZE], "\"three\"");
+    bring();
+    assert_eq!(verify().good, SIZE as u64);
+}
+
 #[test]
 fn a_part_that_is_fetched_again_is_compared_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,14 +5,21 @@ mod common;
 
 use std::{
     fs,
+    io::Read as _,
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-use becket_testkit::{Ran, Scratch, image, require_plain_machine, tool, wait_until};
-use common::scratch;
+use becket_testkit::{
+    Ran, Scratch, image,
+    origin::{Origin, Reply, Request},
+    require_fuse, require_plain_machine, require_tools, tool, wait_until,
+};
+use common::fetched::{attach, block_of, open, random, read};
+use common::one::only;
+use common::{scratch, web};
 
 /// `secret`, as htpasswd(1) writes it.
 const HASH: &str = "$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a";
@@ -155,4 +162,64 @@ fn a_layer_of_a_registry_is_read_and_compared_with_its_digest() {
     let objects = list["objects"].as_array().unwrap();
     let object = objects.iter().find(|object| object["url"] == bad.as_str()).unwrap();
     assert_eq!(object["stored"], 0, "what is not that of its digest does not count");
+}
+
+/// Neither the client nor the fetcher sees all of it.
+#[test]
+fn fuse_an_image_that_is_not_that_of_its_digest_does_not_count_once_all_of_it_is_there() {
+    let name =
+        "oci_source::fuse_an_image_that_is_not_that_of_its_digest_does_not_count_once_all_of_it_is_there";
+    if !require_fuse(name) || !require_tools(name, &["sha256sum"]) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let digest = digest(&place.path("random"));
+    let mut damaged = bytes.clone();
+    damaged[9 << 20] ^= 1;
+    let origin = Origin::start(damaged);
+    let serve = {
+        let layer = format!(r#"{{"mediaType": "x", "digest": "sha256:{digest}", "size": {}}}"#, bytes.len());
+        let manifest = format!(r#"{{"layers": [{layer}]}}"#).into_bytes();
+        move |request: &Request, reply: Reply| match request.path.contains("manifests") {
+            true => Reply { body: manifest.clone(), ..Reply::status(200) },
+            false => reply,
+        }
+    };
+    origin.trick(serve);
+    let url = origin.url("/images/disk:one").replacen("http", "oci", 1);
+    let disk = open(&attach(&place, &["--fill", &url]));
+    let given = read(&disk, 0).unwrap();
+    assert!(given.0 == block_of(&bytes, 0));
+    let shown = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("source damaged: "));
+    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
+    assert!(only(&place)["away"].as_str().unwrap().contains("not those of its digest"), "{:?}", only(&place));
+    // The kernel may have asked for what is beside it.
+    for block in [1500, 2304, 3000] {
+        assert_eq!(read(&disk, block).map(drop).unwrap_err().raw_os_error(), Some(5), "block {block}");
+    }
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    let list = web::run(&place, &["--json", "store", "list"]).json();
+    assert_eq!(list["objects"][0]["stored"], 0, "{list:#}");
+    // The registry was repaired. It is compared once, whoever has it next.
+    origin.replace(bytes.clone(), "\"two\"");
+    let disk = attach(&place, &["--fill", &url]);
+    let data = Path::new(list["objects"][0]["path"].as_str().unwrap());
+    let table = data.ancestors().nth(2).unwrap().join("table");
+    let is_whole = || {
+        let mut entry = [0; 8];
+        fs::File::open(&table).unwrap().read_exact(&mut entry).unwrap();
+        entry
+    };
+    let stored = || {
+        let list = web::run(&place, &["--json", "store", "list"]).json();
+        list["objects"][0]["stored"].as_u64() == Some(bytes.len() as u64)
+    };
+    assert!(wait_until(Duration::from_secs(20), stored));
+    let before = is_whole();
+    assert!(wait_until(Duration::from_secs(20), || is_whole() != before), "it was compared");
+    assert!(fs::read(&disk).unwrap() == bytes);
+    place.ok(["detach", "--all"]);
+    web::ok(&place, &["store", "verify"]);
 }

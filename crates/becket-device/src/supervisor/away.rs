@@ -136,7 +136,7 @@ impl Supervisor {
                     warn!(event = "source_changed", device = name, "its source changed: {why}");
                 }
                 Change::Damaged(why) => {
-                    warn!(event = "source_damaged", device = name, "its source cannot be decoded: {why}");
+                    warn!(event = "source_damaged", device = name, "its source is damaged: {why}");
                 }
                 Change::Lost(why) => {
                     warn!(event = "image_lost", device = name, "its image is another's: {why}");

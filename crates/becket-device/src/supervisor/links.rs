@@ -104,7 +104,7 @@ pub(crate) enum Change {
     Waiting(String),
     /// It has another version of the image.
     Replaced(String),
-    /// The image cannot be decoded further.
+    /// The image cannot be decoded further, or is not that of its digest.
     Damaged(String),
     /// The image is another host's now.
     Lost(String),

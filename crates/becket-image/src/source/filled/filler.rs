@@ -60,7 +60,7 @@ pub enum Condition {
     Away(String),
     /// The server has another version: what is missing cannot be had any more.
     Changed(String),
-    /// What is missing cannot be decoded.
+    /// What is missing cannot be decoded, or all of it is not what its digest says.
     Damaged(String),
 }
 

@@ -187,7 +187,7 @@ impl Presence {
         self.has_bit(Which::There, chunk)
     }
 
-    /// Where a chunk is. One that is in the file stays there.
+    /// Where a chunk is. One that is in the file stays there, unless all are withdrawn.
     #[inline]
     pub fn place(&self, chunk: u64) -> Option<Where> {
         // In this order: what is no longer in memory is in the file.
@@ -367,6 +367,13 @@ impl Presence {
             self.clear_bit(Which::There, chunk);
         }
         self.head(DEPARTURES).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// No chunk of the file is there any more: its bytes are not what they should be. A read that has begun
+    /// still gets them.
+    pub fn withdraw(&self) {
+        (0..self.chunks()).for_each(|chunk| self.clear_bit(Which::There, chunk));
+        self.tell();
     }
 
     /// Whether chunks are in memory, or have been: what is there can go then.

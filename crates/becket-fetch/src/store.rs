@@ -241,7 +241,10 @@ impl Store {
                 }
                 // It is not an object, or damaged: it makes way.
                 Ok(None) => self.set_aside(&dir)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.make(&dir, meta)?,
+                Err(error) if is_lost(&error) => match fs::symlink_metadata(&dir) {
+                    Ok(_) => self.set_aside(&dir)?,
+                    Err(_) => self.make(&dir, meta)?,
+                },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(std::time::Duration::from_millis(20));
                 }
@@ -316,7 +319,10 @@ impl Store {
         let aside = self.dir.join(format!(".bad-{}-{}", std::process::id(), unique()));
         match fs::rename(dir, &aside) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Ok(()) => fs::remove_dir_all(&aside).map_err(Error::store(aside, "it cannot be removed")),
+            Ok(()) => {
+                let remove = if aside.is_dir() { fs::remove_dir_all(&aside) } else { fs::remove_file(&aside) };
+                remove.map_err(Error::store(aside, "it cannot be removed"))
+            }
             Err(error) => Err(Error::store(dir, "a damaged object cannot be set aside")(error)),
         }
     }
@@ -438,7 +444,12 @@ impl Store {
         let missing = || failed()(io::ErrorKind::NotFound.into());
         let meta = read_meta(&entry.dir).map_err(failed())?.ok_or_else(missing)?;
         let in_use = unused(&entry.dir, &entry.path).map_err(failed())?.is_none();
-        let Some(held) = self.look(&entry.dir, &meta).map_err(failed())? else { return Err(missing()) };
+        let held = match self.look(&entry.dir, &meta) {
+            Err(error) if !is_lost(&error) => return Err(failed()(error)),
+            Ok(Some(held)) => held,
+            // One of its files is lost. It is made anew when it is needed.
+            _ => return Ok(Verified { good: 0, damaged: entry.stored, in_use }),
+        };
         let mut verified = Verified { good: 0, damaged: 0, in_use };
         let mut buffer = vec![0; 128 << 10];
         for (chunk, sum) in (0..).zip(held.table.sums(0..held.meta.chunks())) {
@@ -564,6 +575,12 @@ pub(crate) fn unique() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Whether a file of an object is not there, or is not what it should be.
+fn is_lost(error: &io::Error) -> bool {
+    use io::ErrorKind::{IsADirectory, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | IsADirectory)
+}
+
 /// What an object is; `None` if that cannot be understood.
 pub(crate) fn read_meta(dir: &Path) -> io::Result<Option<Meta>> {
     let path = dir.join("meta.json");
@@ -579,13 +596,14 @@ pub(crate) fn read_meta(dir: &Path) -> io::Result<Option<Meta>> {
 
 fn describe(dir: PathBuf) -> Option<Entry> {
     let meta = read_meta(&dir).ok().flatten()?;
-    let table = Table::new(File::open(dir.join("table")).ok()?).ok()?;
+    // Without its table nothing of it counts.
+    let table = File::open(dir.join("table")).and_then(Table::new).ok();
     let path = dir.join("data").join(&meta.name);
     let used = fs::metadata(dir.join("meta.json")).and_then(|meta| meta.modified()).ok()?;
     let used = used.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     Some(Entry {
         url: shown(&meta.url),
-        stored: meta.stored(&table),
+        stored: table.map_or(0, |table| meta.stored(&table)),
         size: meta.size,
         used,
         in_use: matches!(unused(&dir, &path), Ok(None)),
@@ -598,9 +616,15 @@ fn describe(dir: PathBuf) -> Option<Entry> {
 
 /// The lock that removes an object; `None` while a process (its flock) or a device (its locks on the data)
 /// uses it.
-fn unused(dir: &Path, data: &Path) -> io::Result<Option<(File, Option<becket_image::Claimed>)>> {
-    let table = File::options().read(true).write(true).open(dir.join("table"))?;
-    match rustix::fs::flock(&table, FlockOperation::NonBlockingLockExclusive) {
+fn unused(dir: &Path, data: &Path) -> io::Result<Option<(Option<File>, Option<becket_image::Claimed>)>> {
+    let table = match File::options().read(true).write(true).open(dir.join("table")) {
+        Ok(table) => Some(table),
+        // Nobody can lock a table that is lost.
+        Err(error) if is_lost(&error) && dir.exists() => None,
+        Err(error) => return Err(error),
+    };
+    let lock = FlockOperation::NonBlockingLockExclusive;
+    match table.as_ref().map_or(Ok(()), |table| rustix::fs::flock(table, lock)) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => return Ok(None),
         Err(errno) => return Err(errno.into()),

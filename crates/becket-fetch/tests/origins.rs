@@ -312,6 +312,42 @@ fn a_flipped_bit_is_fetched_again_and_a_damaged_object_is_made_anew() {
     }
 }
 
+#[test]
+fn an_object_that_lost_a_file_is_made_anew_and_can_be_removed() {
+    let (bytes, dir) = (body(8, 8), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let object = get(&origin, dir.path()).unwrap().file.ancestors().nth(2).unwrap().to_owned();
+    let store = Store::open(Some(dir.path())).unwrap();
+    let data = object.join("data/disk.img");
+    let lose: [&dyn Fn(); 5] = [
+        &|| std::fs::remove_file(&data).unwrap(),
+        &|| {
+            std::fs::remove_file(&data).unwrap();
+            std::fs::create_dir(&data).unwrap();
+        },
+        &|| std::fs::remove_file(object.join("table")).unwrap(),
+        &|| std::fs::remove_dir_all(object.join("data")).unwrap(),
+        &|| {
+            std::fs::remove_dir_all(&object).unwrap();
+            std::fs::write(&object, "").unwrap();
+        },
+    ];
+    for (number, lose) in lose.iter().enumerate() {
+        lose();
+        let remote = get(&origin, dir.path()).unwrap_or_else(|error| panic!("{number}: {error}"));
+        assert_eq!(read(&remote, 20, 1000).unwrap(), bytes[20..1020], "{number}");
+        drop(remote);
+        if number < 4 {
+            lose();
+            let entry = store.list().unwrap().remove(0);
+            assert_eq!(store.verify(&entry, &mut |_| {}).unwrap().good, 0, "{number}");
+            assert_eq!(store.remove(vec![entry]).unwrap().gone.len(), 1, "{number}");
+            assert!(!object.exists() && store.list().unwrap().is_empty(), "{number}");
+            get(&origin, dir.path()).unwrap();
+        }
+    }
+}
+
 fn flip_all(path: &Path) {
     let bytes: Vec<u8> = std::fs::read(path).unwrap().iter().map(|byte| !byte).collect();
     std::fs::write(path, bytes).unwrap();

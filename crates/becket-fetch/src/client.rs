@@ -6,7 +6,7 @@
 //! answer must repeat it. What a failed request has brought stays: the next one asks for the rest.
 
 use std::fmt;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -509,11 +509,29 @@ impl Client {
             return Err(refused("the server sends other bytes than it was asked for"));
         }
         let wanted = part.end - part.start;
-        if answer.body().content_length().is_some_and(|len| len != wanted) {
+        let len = answer.body().content_length();
+        if len.is_some_and(|len| len != wanted) {
             return Err(refused("the server contradicts itself about the length of its answer"));
         }
         *known = Some(object);
         let mut body = self.steady(&mut answer);
+        if len.is_some() {
+            return self.take_body(&mut body, wanted, sink);
+        }
+        // Only its end shows whether it has the bytes that its head says, and no others.
+        let mut held = Vec::new();
+        let taken = self.take_body(&mut body, wanted, &mut |bytes| {
+            held.extend_from_slice(bytes);
+            Ok(())
+        });
+        if !matches!(taken, Err(Trouble::Fatal(_))) {
+            sink(&held)?;
+        }
+        taken
+    }
+
+    /// Takes a body that should have so many bytes.
+    fn take_body(&self, body: &mut impl Read, wanted: u64, sink: Sink<'_>) -> Result<(), Trouble> {
         let mut buffer = vec![0; BUFFER.min(usize::try_from(wanted).unwrap_or(BUFFER))];
         let mut left = wanted;
         while left > 0 {
@@ -532,7 +550,10 @@ impl Client {
         // The end must be seen before the connection is used again.
         match body.read(&mut [0]) {
             Ok(0) => Ok(()),
-            Ok(_) => Err(refused("the server sends more bytes than it was asked for")),
+            Ok(_) => {
+                let why = "the server sends more bytes than it was asked for".to_owned();
+                Err(self.refused(why, None).into())
+            }
             Err(_) => Ok(()),
         }
     }

@@ -218,6 +218,30 @@ fn each_thing_that_a_server_cannot_do_has_its_own_sentence() {
     assert!(failed.contains("more bytes than"), "{failed}");
 }
 
+/// Its body has no length before it has ended.
+#[test]
+fn nothing_stays_of_an_answer_that_is_longer_than_it_says() {
+    let (bytes, dir) = (body(16, 6), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, dir.path()).unwrap();
+    origin.trick(|_, reply| {
+        let body = [&vec![9; reply.body.len()][..], b"more"].concat();
+        Reply { body, ..reply }.with("Transfer-Encoding", "chunked")
+    });
+    let failed = read(&remote, 4 * CHUNK, 8 * CHUNK).unwrap_err().to_string();
+    assert!(failed.contains("sends more bytes than it was asked for"), "{failed}");
+    assert!(get(&origin, dir.path().join("other").as_path()).is_err());
+    // One that is as long as it says is taken, and of one that breaks off what has come.
+    origin.trick(|request, reply| {
+        let cut = request.number.is_multiple_of(2).then_some(0);
+        Reply { cut, ..reply }.with("Transfer-Encoding", "chunked")
+    });
+    assert_eq!(read(&remote, 4 * CHUNK, 8 * CHUNK).unwrap(), bytes[4 * CHUNK..12 * CHUNK]);
+    origin.honest();
+    assert!(bring(&remote, 0..bytes.len()).unwrap());
+    assert_eq!(std::fs::read(&remote.file).unwrap(), bytes);
+}
+
 #[test]
 fn redirects_have_bounds_and_lead_to_no_file() {
     let store = tempfile::tempdir().unwrap();

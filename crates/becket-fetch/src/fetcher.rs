@@ -178,6 +178,8 @@ struct How {
 
 #[derive(Default)]
 struct State {
+    /// Something has come since this process began: what a predecessor has said of the server holds no more.
+    heard: bool,
     /// Since when the server is away.
     away: Option<Instant>,
     said: Option<String>,
@@ -333,7 +335,9 @@ impl Fetcher {
 impl How {
     fn succeeded(&self) {
         let mut state = lock(&self.state);
-        if state.away.take().is_some() && !state.changed {
+        let news = !std::mem::replace(&mut state.heard, true) || state.away.is_some();
+        state.away = None;
+        if news && !state.changed {
             state.said = None;
             drop(state);
             self.presence.set_fails(false);

@@ -464,6 +464,32 @@ fn fuse_a_fetcher_that_died_has_a_successor_that_fetches() {
 }
 
 #[test]
+fn fuse_a_server_that_is_back_for_the_next_fetcher_is_not_waited_for_any_more() {
+    let name = "http_device::fuse_a_server_that_is_back_for_the_next_fetcher_is_not_waited_for_any_more";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let origin = Origin::start(bytes.clone());
+    let disk = open(&attach(&place, &[&origin.url("/d.img")]));
+    origin.trick(|_, _| Reply::status(503));
+    let waits = thread::spawn({
+        let disk = disk.try_clone().unwrap();
+        move || read(&disk, 2000).map(|found| found.0)
+    });
+    let away = || only(&place)["away"].is_string();
+    assert!(wait_until(Duration::from_secs(20), away), "{:?}", only(&place));
+    let old = fetchers(&place);
+    old.iter().copied().for_each(kill);
+    origin.honest();
+    assert!(waits.join().unwrap().unwrap() == block_of(&bytes, 2000));
+    assert!(wait_until(Duration::from_secs(10), || !away()), "{:?}", only(&place));
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
 fn fuse_without_a_store_a_device_lives_on_bounded_memory() {
     let name = "http_device::fuse_without_a_store_a_device_lives_on_bounded_memory";
     if !require_fuse(name) {

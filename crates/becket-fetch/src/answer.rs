@@ -2,7 +2,7 @@
 //! It reads values of headers and nothing else; each is a stranger's.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ureq::http::Response;
 
@@ -50,9 +50,35 @@ pub(crate) fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| digits)
 }
 
-/// How long `Retry-After` asks to wait, within reason; dates are not read.
-pub(crate) fn retry_after(value: &str) -> Option<Duration> {
-    Some(Duration::from_secs(number(value.trim())?).min(PAUSE_MAX))
+/// How long `Retry-After` asks to wait, within reason.
+pub(crate) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    let wait = match number(value) {
+        Some(seconds) => Duration::from_secs(seconds),
+        None => date(value)?.duration_since(now).unwrap_or_default(),
+    };
+    Some(wait.min(PAUSE_MAX))
+}
+
+/// Reads `Wed, 21 Oct 2015 07:28:00 GMT`, the form in which dates are sent.
+fn date(value: &str) -> Option<SystemTime> {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let (_, rest) = value.split_once(", ")?;
+    let mut words = rest.split(' ');
+    let mut next = || words.next();
+    let (day, month, year, time, zone) = (number(next()?)?, next()?, number(next()?)?, next()?, next()?);
+    let month = (MONTHS.find(month).filter(|at| at.is_multiple_of(3) && month.len() == 3)? / 3) as u64;
+    let parts: Option<Vec<u64>> = time.split(':').map(number).collect();
+    let &[hours, minutes, seconds] = parts?.as_slice() else { return None };
+    let possible = (1..=31).contains(&day) && (1970..=9999).contains(&year) && zone == "GMT";
+    if !possible || hours > 23 || minutes > 59 || seconds > 60 {
+        return None;
+    }
+    // Years begin in March here, so that the day of a leap year is the last of one.
+    let (year, month) = if month < 2 { (year - 1, month + 10) } else { (year, month - 2) };
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 1;
+    let seconds = ((days.checked_sub(719_468)? * 24 + hours) * 60 + minutes) * 60 + seconds;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
 /// Whether an entity tag is a strong one, which names bytes and not meanings.
@@ -90,10 +116,28 @@ mod tests {
 
     #[test]
     fn waits_have_a_bound() {
-        assert_eq!(retry_after("2"), Some(Duration::from_secs(2)));
-        assert_eq!(retry_after("86400"), Some(PAUSE_MAX));
-        assert_eq!(retry_after("-1"), None);
-        assert_eq!(retry_after("Wed, 21 Oct 2015 07:28:00 GMT"), None);
+        let seconds = Duration::from_secs;
+        let at = |time| SystemTime::UNIX_EPOCH + seconds(time);
+        let retry_after = |value, now| retry_after(value, at(now));
+        assert_eq!(retry_after("2", 0), Some(seconds(2)));
+        assert_eq!(retry_after("86400", 0), Some(PAUSE_MAX));
+        assert_eq!(retry_after("-1", 0), None);
+        let date = "Wed, 21 Oct 2015 07:28:00 GMT";
+        assert_eq!(retry_after(date, 1_445_412_480 - 7), Some(seconds(7)));
+        assert_eq!(retry_after(date, 1_445_412_480 + 7), Some(seconds(0)), "it is over");
+        assert_eq!(retry_after(date, 0), Some(PAUSE_MAX));
+        assert_eq!(super::date("Thu, 29 Feb 2024 00:00:00 GMT"), Some(at(1_709_164_800)));
+        assert_eq!(super::date("Thu, 01 Jan 1970 00:00:00 GMT"), Some(at(0)));
+        for bad in [
+            "Wed, 21 Oct 2015 07:28:00 CET",
+            "Wed, 21 ctN 2015 07:28:00 GMT",
+            "Wed, 21 Oct 2015 25:28:00 GMT",
+            "Wed, 21 Oct 99999999999999999999 07:28:00 GMT",
+            "Wednesday, 21-Oct-15 07:28:00 GMT",
+            "Wed, 21 Oct 2015",
+        ] {
+            assert_eq!(retry_after(bad, 0), None, "{bad}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustls::{CertificateError::UnknownIssuer, Error::InvalidCertificate};
 use ureq::http::Response;
@@ -460,7 +460,8 @@ impl Client {
                 _ => refused("the server serves no range of it (status 416)".to_owned(), None),
             },
             busy if is_busy(busy) => {
-                let asked = header(answer, "retry-after").and_then(answer::retry_after);
+                let asked = header(answer, "retry-after");
+                let asked = asked.and_then(|asked| answer::retry_after(asked, SystemTime::now()));
                 Trouble::Again(format!("the server answers with status {status}"), asked)
             }
             _ => refused(format!("the server answers with status {status}"), None),
@@ -600,11 +601,13 @@ impl Waits<'_> {
             Trouble::Fatal(error) => return Err(error),
             Trouble::Again(why, asked) => (why, asked),
         };
-        let wait = asked.unwrap_or(self.pause);
-        if self.since.elapsed() + wait > self.client.patience {
+        let left = self.client.patience.saturating_sub(self.since.elapsed());
+        if left.is_zero() {
             let seconds = self.since.elapsed().as_secs();
             return Err(Error::Away { url: shown(&self.client.url), seconds, why });
         }
+        // The last try is made when the time is over, and not before.
+        let wait = asked.unwrap_or(self.pause).min(left);
         if self.since.elapsed() >= SPEAK_AFTER && !std::mem::replace(&mut self.said, true) {
             self.client.waiting.iter().for_each(|waiting| waiting.0(&shown(&self.client.url), &why));
         }

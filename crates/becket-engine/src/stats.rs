@@ -340,6 +340,9 @@ pub struct Fetched {
     /// Bytes of the image that are in memory, because the store has no room for them.
     #[serde(default)]
     pub memory: u64,
+    /// Whether what nobody waits for is not fetched until the store has room.
+    #[serde(default)]
+    pub no_room: bool,
 }
 
 /// What was done of one kind. Times are nanoseconds; `None` is what was not measured.

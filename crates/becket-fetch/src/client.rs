@@ -5,7 +5,6 @@
 //! Followed: RFC 9110 (ranges, conditions, redirects, Retry-After). Each request names its version, and each
 //! answer must repeat it. What a failed request has brought stays: the next one asks for the rest.
 
-use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +26,7 @@ use crate::pace::Pace;
 use crate::place::{Parts, redirected, shown};
 use crate::steady::{DRIPS, PROGRESS, Steady};
 use crate::version::{Known, Version};
+use crate::waits::{PAUSE, Trouble, Waiting, Waits};
 
 /// How many redirects are followed.
 const REDIRECTS: u32 = 10;
@@ -36,10 +36,6 @@ const HEAD_MAX: usize = 32 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long one body may take. A slower one is asked for again from where it ended.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
-/// The first and the longest wait between attempts.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// After so long without an answer, people hear why.
-const SPEAK_AFTER: Duration = Duration::from_secs(1);
 /// How often one request learns from an answer how to ask better.
 const TRIES: u32 = 2;
 /// The longest answer to a question about an object, in bytes.
@@ -66,51 +62,19 @@ pub(crate) struct Client {
     agent: Agent,
     /// For plain http through a proxy.
     forwards: Option<Agent>,
-    url: String,
+    pub(crate) url: String,
     access: Box<Mutex<Access>>,
     /// How often something was learned about how to ask.
     lessons: AtomicU64,
     /// Where the last redirect led.
     at: Mutex<Option<String>>,
     /// How long it is tried without any progress.
-    patience: Duration,
+    pub(crate) patience: Duration,
     /// How long one request may go without any.
-    limit: Duration,
+    pub(crate) limit: Duration,
     pace: Pace,
     /// Hears of long waits.
     pub(crate) waiting: Option<Waiting>,
-}
-
-/// Hears for which URL it is tried again, and why.
-#[derive(Clone)]
-pub struct Waiting(Arc<Hear>);
-
-type Hear = dyn Fn(&str, &str) + Send + Sync;
-
-impl Waiting {
-    /// One that is called with the URL, safe to show, and why there was no answer.
-    pub fn new(hear: impl Fn(&str, &str) + Send + Sync + 'static) -> Waiting {
-        Waiting(Arc::new(hear))
-    }
-}
-
-impl fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Waiting")
-    }
-}
-
-/// Why one attempt brought no more.
-enum Trouble {
-    Fatal(Error),
-    /// Trying again can help, after a pause that the server may have named.
-    Again(String, Option<Duration>),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
-        Trouble::Fatal(error)
-    }
 }
 
 impl Client {
@@ -208,7 +172,7 @@ impl Client {
     /// The whole range, by as many attempts as that takes.
     fn bring(&self, range: Range<u64>, known: &mut Option<Known>, sink: Sink<'_>) -> Result<(), Error> {
         let (mut at, mut end) = (range.start, range.end);
-        let mut waits = self.waits();
+        let mut waits = Waits::new(self);
         while at < end {
             let before = at;
             let mut mark = at;
@@ -217,7 +181,7 @@ impl Client {
                 sink(bytes)?;
                 at += bytes.len() as u64;
                 if at - mark >= PROGRESS {
-                    (mark, waits) = (at, self.waits());
+                    (mark, waits) = (at, Waits::new(self));
                 }
                 Ok(())
             });
@@ -232,10 +196,6 @@ impl Client {
             }
         }
         Ok(())
-    }
-
-    fn waits(&self) -> Waits<'_> {
-        Waits { client: self, since: Instant::now(), pause: PAUSES.0, said: false }
     }
 
     /// Something short of any server, for what an origin must know.
@@ -255,7 +215,7 @@ impl Client {
             }
             Ok(Short { status, head: answer.headers().clone(), body })
         };
-        let mut waits = self.waits();
+        let mut waits = Waits::new(self);
         loop {
             match once(waits.until()) {
                 Ok(short) => return Ok(short),
@@ -338,7 +298,7 @@ impl Client {
                 // The place that it was redirected to may be one for a short time.
                 400..=499 if again && !matches!(status, 412 | 416 | 429) => {
                     *remembered() = None;
-                    return Err(Trouble::Again(format!("status {status}"), Some(PAUSES.0)));
+                    return Err(Trouble::Again(format!("status {status}"), Some(PAUSE)));
                 }
                 _ => return Err(self.status(status, &answer, known.as_ref())),
             }
@@ -577,43 +537,6 @@ impl Client {
 
     pub(crate) fn refused(&self, why: String, fix: Option<&'static str>) -> Error {
         Error::Refused { url: shown(&self.url), why, fix }
-    }
-}
-
-/// How long it is tried again.
-struct Waits<'a> {
-    client: &'a Client,
-    since: Instant,
-    pause: Duration,
-    /// Whether it was said that it takes long.
-    said: bool,
-}
-
-impl Waits<'_> {
-    /// How long a request may go on that brings nothing.
-    fn until(&self) -> Option<Instant> {
-        self.since.checked_add(self.client.limit)
-    }
-
-    /// Waits until it is worth trying again; an error if that is never, or too late.
-    fn bear(&mut self, trouble: Trouble) -> Result<(), Error> {
-        let (why, asked) = match trouble {
-            Trouble::Fatal(error) => return Err(error),
-            Trouble::Again(why, asked) => (why, asked),
-        };
-        let left = self.client.patience.saturating_sub(self.since.elapsed());
-        if left.is_zero() {
-            let seconds = self.since.elapsed().as_secs();
-            return Err(Error::Away { url: shown(&self.client.url), seconds, why });
-        }
-        // The last try is made when the time is over, and not before.
-        let wait = asked.unwrap_or(self.pause).min(left);
-        if self.since.elapsed() >= SPEAK_AFTER && !std::mem::replace(&mut self.said, true) {
-            self.client.waiting.iter().for_each(|waiting| waiting.0(&shown(&self.client.url), &why));
-        }
-        std::thread::sleep(wait);
-        self.pause = (self.pause * 2).min(PAUSES.1);
-        Ok(())
     }
 }
 

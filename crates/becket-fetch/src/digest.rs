@@ -34,3 +34,10 @@ pub(crate) fn is_right(held: &Held) -> io::Result<bool> {
     let found: String = context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(digest.strip_prefix("sha256:") == Some(found.as_str()))
 }
+
+/// Notes that they are.
+pub(crate) fn note(held: &Held) -> io::Result<()> {
+    // Who has brought them may not have done that yet.
+    held.data.sync_data()?;
+    held.table.set_whole(true)
+}

@@ -77,6 +77,18 @@ pub enum Error {
         /// How many bytes of it the store has.
         stored: u64,
     },
+    /// The store may not have all of an object that it is to keep.
+    #[error(
+        "{url}: --store-limit allows {limit} bytes, too few for all of it: {stored} bytes of it are there"
+    )]
+    Limit {
+        /// The URL, safe to show.
+        url: String,
+        /// How many bytes of it the store has.
+        stored: u64,
+        /// How many bytes the store may have of all objects.
+        limit: u64,
+    },
     /// A path leads into a store, to a file that is not complete.
     #[error("{path}: it is a file of becket's store, in which not all of {of} is there")]
     Incomplete {
@@ -111,7 +123,9 @@ impl Error {
             Error::Digest { .. } => "source_damaged",
             Error::Away { .. } => "origin_away",
             Error::Stream { .. } | Error::NoRoom { .. } => "stream",
-            Error::Store { .. } | Error::Full { .. } | Error::Incomplete { .. } => "store",
+            Error::Store { .. } | Error::Full { .. } | Error::Limit { .. } | Error::Incomplete { .. } => {
+                "store"
+            }
         }
     }
 
@@ -128,6 +142,7 @@ impl Error {
                  command fetches it anew",
             ),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
+            Error::Limit { .. } => Some("allow more by --store-limit; what is in use does not make way"),
             Error::Full { .. } => Some(MAKE_ROOM),
             Error::Store { source, .. } if is_full(source) => Some(MAKE_ROOM),
             _ => None,

@@ -21,6 +21,7 @@ use becket_image::filled::{Condition, Fetching, Presence};
 use crate::Error;
 use crate::client::Client;
 use crate::in_order::InOrder;
+use crate::limit::Limit;
 use crate::object::{Object, Supply, UNIT};
 use crate::order::{Order, PackedAt, Unpack};
 use crate::steps::Steps;
@@ -109,14 +110,16 @@ fn object(
     supply: Supply,
     predecessor: bool,
 ) -> io::Result<Object> {
-    let Order { meta, boot, record, memory_only, foreseen, .. } = order;
+    let Order { meta, boot, record, memory_only, limit, foreseen, .. } = order;
     if !meta.is_sound() || (presence.size(), presence.chunk()) != (meta.size, meta.chunk) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is one of another object"));
     }
     let known = Known { version: meta.version.clone(), size: meta.size };
     let (path, data) = (PathBuf::from("the store"), File::from(data));
     let held = Held { meta, path, data, table: Table::of_boot(File::from(table), boot), _temporary: None };
+    let limit = limit.map(|most| Limit::of_object(most, held.meta.stored(&held.table)));
     let mut object = Object::new(held, supply, known, presence, predecessor);
+    object.limit = limit.unwrap_or_default();
     (object.record, object.memory_only) = (record, memory_only);
     object.exact = record || !foreseen.is_empty();
     Ok(object)
@@ -232,8 +235,8 @@ impl Fetcher {
     fn work(&self) -> ! {
         loop {
             let brought = match self.next() {
-                Some(run) => {
-                    let brought = self.object.bring_run(run);
+                Some((run, later)) => {
+                    let brought = self.object.bring_run(run, later);
                     self.fetching.fetch_sub(1, Ordering::SeqCst);
                     brought
                 }
@@ -244,7 +247,8 @@ impl Fetcher {
             };
             match brought {
                 Ok(()) if self.object.steps().is_none() => self.how.succeeded(),
-                Ok(()) => {}
+                // What nobody waits for rests.
+                Ok(()) | Err(Error::Full { .. } | Error::Limit { .. }) => {}
                 Err(error) => _ = self.how.failed(&error),
             }
         }
@@ -265,8 +269,8 @@ impl Fetcher {
         self.how.succeeded();
     }
 
-    /// Waits for a run to bring; none where nothing is asked, and all may be there that a digest names.
-    fn next(&self) -> Option<Range<u64>> {
+    /// Waits for a run to bring, which may be one that nobody waits for; none where nothing is asked, and all may be there that a digest names.
+    fn next(&self) -> Option<(Range<u64>, bool)> {
         let mut plan = lock(&self.chair);
         loop {
             let asked = self.object.presence.asked();
@@ -275,7 +279,7 @@ impl Fetcher {
                 return Some(run);
             }
             // What others are fetching is to be synced, too, when it is there.
-            let more = self.fetching.load(Ordering::SeqCst) > 0 || self.object.is_full();
+            let more = self.fetching.load(Ordering::SeqCst) > 0 || self.object.presence.rests();
             let rests = !more && !self.object.has_unsynced() && !self.object.may_be_whole();
             self.object.presence.await_ask(asked, (!rests).then_some(IDLE));
             if self.object.presence.asked() == asked {
@@ -288,8 +292,8 @@ impl Fetcher {
         }
     }
 
-    /// What is to be brought next, which is busy from then on.
-    fn find(&self, plan: &mut Plan) -> Option<Range<u64>> {
+    /// What is to be brought next, which is busy from then on; and whether it is for later.
+    fn find(&self, plan: &mut Plan) -> Option<(Range<u64>, bool)> {
         if lock(&self.how.state).changed {
             return None;
         }
@@ -298,7 +302,7 @@ impl Fetcher {
         let wanted = |at| self.object.presence.is_wanted(at);
         if let Some(mut run) = self.object.claim(plan.next, false, in_chunks(RUN), &wanted) {
             if self.object.steps().is_some() {
-                return Some(run);
+                return Some((run, false));
             }
             let most = if self.object.wanted(&run) { 0 } else { AHEAD / chunk };
             run = self.object.widen(run);
@@ -313,7 +317,7 @@ impl Fetcher {
                 plan.ahead.push_back(run.end..end);
             }
             plan.next = run.end;
-            return Some(run);
+            return Some((run, false));
         }
         while let Some(part) = plan.ahead.pop_front() {
             let run = self.object.chunks.take_in(part.clone(), in_chunks(PART));
@@ -321,14 +325,21 @@ impl Fetcher {
                 plan.ahead.push_front(run.end..part.end);
             }
             if !run.is_empty() {
-                return Some(run);
+                return Some((run, false));
             }
         }
-        if self.object.is_full() || self.object.memory_only {
-            // A chunk that no reader waits for would evict one that is being read.
+        let (presence, limit) = (&self.object.presence, &self.object.limit);
+        // A chunk that no reader waits for would evict one that is being read.
+        let full = self.object.memory_only || limit.is_full(&self.object.held.data, PART);
+        let rests = full && presence.next_wanted(0, true, &mut |at| !presence.has(at)).is_some();
+        if presence.set_rests(rests && !self.object.memory_only) && rests {
+            (self.how.tell)(Condition::Full);
+        }
+        if full {
             return None;
         }
-        self.object.claim(0, true, in_chunks(PART), &|at| self.object.presence.is_later(at))
+        let run = self.object.claim(0, true, in_chunks(PART), &|at| presence.is_later(at));
+        run.map(|run| (run, true))
     }
 }
 

@@ -18,7 +18,9 @@
 //! | `memory` | chunks for which the store has no room |
 //! | `order` | what is said to a fetcher |
 //! | `unpacked` | what compressed files yield, in the store |
+//! | `verify` | what the store has of an object, compared |
 //! | `digest` | whether an object is what its digest says |
+//! | `limit` | how much of an object the store may take up |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `temporary` | a directory for one command |
 //! | `latest` | which version of a URL was used last |
@@ -27,6 +29,7 @@
 //! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
+//! | `waits` | how long it is tried again |
 //! | `pace` | how long answers usually take |
 //! | `forward` | plain http through a proxy |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
@@ -49,6 +52,7 @@ mod in_order;
 mod inward;
 mod latest;
 mod length;
+mod limit;
 mod memory;
 mod netrc;
 mod object;
@@ -67,15 +71,18 @@ mod temporary;
 pub mod trace;
 mod unpack;
 mod unpacked;
+mod verify;
 mod version;
+mod waits;
 mod writing;
 
-pub use client::Waiting;
 pub use decoded::{Decoded, decoded, decodes};
 pub use error::Error;
 pub use fetcher::fetch;
 pub use origin::{is_remote, named};
 pub use place::Place;
 pub use remote::{Note, Options, Remote, open};
-pub use store::{Complete, Dropped, Entry, Store, Verified, complete};
+pub use store::{Complete, Dropped, Entry, Store, complete};
+pub use verify::Verified;
 pub use version::Version;
+pub use waits::Waiting;

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use becket_image::filled::{Presence, Where};
 use becket_image::zeroes;
@@ -21,6 +20,7 @@ use crate::chunks::{Chunk, Chunks};
 use crate::client::Client;
 use crate::digest;
 use crate::error::is_full;
+use crate::limit::Limit;
 use crate::memory::InMemory;
 use crate::place::shown;
 use crate::steps::{Room, Steps};
@@ -37,8 +37,6 @@ pub(crate) const RUN: u64 = 16 << 20;
 pub(crate) const UNIT: u64 = 64 << 10;
 /// After so many bytes they are synced.
 const SYNC_EVERY: u64 = 64 << 20;
-/// For how long a store is taken for full that was.
-const FULL: Duration = Duration::from_secs(5);
 
 /// Where the bytes of an object come from that are not in the store.
 pub(crate) enum Supply {
@@ -64,14 +62,14 @@ pub(crate) struct Object {
     pub(crate) memory: InMemory,
     /// Nothing is written into the store.
     pub(crate) memory_only: bool,
+    /// How much the store may have of it, and whether there is room.
+    pub(crate) limit: Limit,
     /// What the store has no room for is an error.
     pub(crate) must_keep: bool,
     /// All chunks may be there that a digest names.
     grown: AtomicBool,
     /// Held while they are compared with it.
     comparing: Mutex<()>,
-    /// When there was no room in it.
-    full: Mutex<Option<Instant>>,
     /// See [`crate::Options`].
     pub(crate) record: bool,
     /// Only chunks that are wanted are fetched, and not what is beside them: a trace says what is needed, or
@@ -94,6 +92,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Busy<'a> {
     object: &'a Object,
     run: Range<u64>,
+    /// Nobody waits for them: they are not kept in memory.
+    later: bool,
 }
 
 impl Drop for Busy<'_> {
@@ -151,19 +151,14 @@ impl Object {
             presence,
             memory,
             memory_only: false,
+            limit: Limit::default(),
             must_keep: false,
             grown,
             comparing: Mutex::default(),
-            full: Mutex::default(),
             record: false,
             exact: false,
             foreseen: Vec::new(),
         }
-    }
-
-    /// Whether the store had no room a moment ago: new chunks go to memory for some seconds at least.
-    pub(crate) fn is_full(&self) -> bool {
-        lock(&self.full).is_some_and(|when| when.elapsed() < FULL)
     }
 
     /// Takes chunks that nobody looks at yet, from the next one that is asked for on: that and those behind
@@ -222,9 +217,9 @@ impl Object {
         self.record
     }
 
-    /// Makes the chunks of a run good that the caller has taken.
-    pub(crate) fn bring_run(&self, run: Range<u64>) -> Result<(), Error> {
-        self.fill(Busy { object: self, run })
+    /// Makes the chunks of a run good that the caller has taken; `later`: if the store has room for them.
+    pub(crate) fn bring_run(&self, run: Range<u64>, later: bool) -> Result<(), Error> {
+        self.fill(Busy { object: self, run, later })
     }
 
     /// Whether one of these chunks is not in the store.
@@ -278,7 +273,7 @@ impl Object {
         self.fetched.fetch_add(len, Ordering::Relaxed);
         let whole = if len == meta.size { meta.chunks() } else { len / meta.chunk };
         if whole > 0 && self.held.table.sums(0..whole).all(|sum| sum.is_none()) {
-            let mut busy = Busy { object: self, run: 0..whole };
+            let mut busy = Busy { object: self, run: 0..whole, later: false };
             let mut coming = self.coming(0);
             self.came(&mut busy, &mut coming, head.get(..index(whole * meta.chunk)).unwrap_or(head))?;
         }
@@ -287,16 +282,15 @@ impl Object {
 
     /// Writes into the store; says whether there was room.
     fn write(&self, bytes: &[u8], at: u64) -> Result<bool, Error> {
+        if !self.limit.take(bytes.len() as u64) {
+            return Ok(false);
+        }
         match self.held.data.write_all_at(bytes, at) {
-            Ok(()) => {
-                *lock(&self.full) = None;
-                Ok(true)
+            Err(error) if !is_full(&error) => Err(self.failed("the store file cannot be written")(error)),
+            written => {
+                self.limit.had_room(written.is_ok());
+                Ok(written.is_ok())
             }
-            Err(error) if is_full(&error) => {
-                *lock(&self.full) = Some(Instant::now());
-                Ok(false)
-            }
-            Err(error) => Err(self.failed("the store file cannot be written")(error)),
         }
     }
 
@@ -363,7 +357,7 @@ impl Object {
             }
             chunks.get_mut(index(first)..index(end)).unwrap_or_default().fill(Chunk::Busy);
             drop(chunks);
-            self.fill(Busy { object: self, run: self.widen(first..end) })?;
+            self.fill(Busy { object: self, run: self.widen(first..end), later: false })?;
         }
     }
 
@@ -423,7 +417,7 @@ impl Object {
         }
         if digest::is_right(&self.held).map_err(self.failed("the store file cannot be read"))? {
             self.sync()?;
-            return self.held.table.set_whole(true).map_err(self.failed("its table cannot be written"));
+            return digest::note(&self.held).map_err(self.failed("its table cannot be written"));
         }
         let count = self.held.meta.chunks();
         lock(&self.fresh).clear();
@@ -472,7 +466,7 @@ impl Object {
             Some(state) => *state = Chunk::Busy,
         }
         drop(chunks);
-        let mut busy = Busy { object: self, run: chunk..chunk + 1 };
+        let mut busy = Busy { object: self, run: chunk..chunk + 1, later: false };
         self.put(stream, bytes, self.held.part(chunk).0)?;
         self.there(chunk, vec![crc32fast::hash(bytes)])?;
         busy.good(chunk + 1, Where::File);
@@ -515,7 +509,7 @@ impl Object {
     /// The next bytes of a run. From the chunk on for which the store has no room, they are kept in memory.
     fn came(&self, busy: &mut Busy<'_>, coming: &mut Coming, mut bytes: &[u8]) -> Result<(), Error> {
         if coming.place == Where::File && !self.write(bytes, coming.at)? {
-            if self.must_keep {
+            if self.must_keep || busy.later {
                 return Err(self.no_room());
             }
             coming.place = Where::Memory;
@@ -552,7 +546,11 @@ impl Object {
 
     fn no_room(&self) -> Error {
         let Held { meta, table, .. } = &self.held;
-        Error::Full { url: shown(&meta.url), stored: meta.stored(table) }
+        let (url, stored) = (shown(&meta.url), meta.stored(table));
+        match self.limit.reached() {
+            Some(limit) => Error::Limit { url, stored, limit },
+            None => Error::Full { url, stored },
+        }
     }
 
     /// Keeps the next bytes in memory, where they are of one chunk.

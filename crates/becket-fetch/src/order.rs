@@ -26,6 +26,9 @@ pub(crate) struct Order {
     /// Keep what comes in memory only.
     #[serde(default)]
     pub(crate) memory_only: bool,
+    /// How many bytes of it the store may have.
+    #[serde(default)]
+    pub(crate) limit: Option<u64>,
     /// What will be waited for, in chunks and in this order.
     #[serde(default)]
     pub(crate) foreseen: Vec<Range<u64>>,

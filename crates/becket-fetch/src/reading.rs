@@ -78,6 +78,7 @@ impl Object {
             boot: self.held.table.parts().1,
             record: self.record,
             memory_only: self.memory_only,
+            limit: self.limit.of_one(meta.size, meta.stored(&self.held.table)),
             foreseen: trace::in_chunks(&self.foreseen, meta.chunk, meta.size),
         };
         Ok((order, packed))

@@ -12,14 +12,16 @@ use becket_image::{Below, Fillers, Identity};
 
 use crate::Error;
 use crate::access::Access;
-use crate::client::{Client, Waiting};
+use crate::client::Client;
 use crate::error::is_full;
+use crate::limit::Limit;
 use crate::object::{Object, RUN, Supply};
 use crate::place::{Place, shown};
 use crate::store::{Store, below};
 use crate::table::index;
 use crate::trace;
 use crate::version::Version;
+use crate::waits::Waiting;
 
 /// How many bytes the first request asks for, of what is not in the store.
 const FIRST: u64 = 64 << 10;
@@ -40,7 +42,7 @@ pub struct Options {
     pub no_store: bool,
     /// What the store has no room for is an error; else it is kept in memory.
     pub must_keep: bool,
-    /// How many bytes the store may keep of objects that nobody uses.
+    /// How many bytes the store may have: objects that nobody uses make way, and then nothing more is stored.
     pub limit: Option<u64>,
     /// How long a server may not answer.
     pub patience: Duration,
@@ -111,9 +113,11 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     if let (true, Some(note)) = (memory_only && !options.no_store, &options.note) {
         note(&format!("{}: the store has no room for it, so it is kept in memory", shown(&place.url)));
     }
-    if let (Some(limit), Some(store)) = (options.limit, &store) {
+    let mut limit = Limit::default();
+    if let (Some(most), Some(store)) = (options.limit, store) {
         // This object is held, so it stays.
-        store.shrink(limit)?;
+        store.shrink(most)?;
+        limit = Limit::of_store(store, most);
     }
     let file = held.path.clone();
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
@@ -122,6 +126,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     table.expect(held.table.count(table.chunks()));
     let mut object = Object::new(held, Supply::Server(client), known, table, false);
     (object.memory_only, object.must_keep) = (memory_only, options.must_keep);
+    object.limit = limit;
     object.progress = options.progress.clone();
     (object.record, object.exact) = (options.record, options.record || !options.foreseen.is_empty());
     object.foreseen.clone_from(&options.foreseen);

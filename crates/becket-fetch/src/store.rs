@@ -26,7 +26,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::digest;
 use crate::latest;
 use crate::place::{Place, short_digest, shown, shown_source};
 use crate::table::Table;
@@ -149,7 +148,7 @@ pub struct Entry {
     #[serde(skip)]
     full: String,
     #[serde(skip)]
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
 }
 
 /// What became of the objects that were to be removed.
@@ -159,18 +158,6 @@ pub struct Dropped {
     pub gone: Vec<Entry>,
     /// In use, and still there.
     pub kept: Vec<Entry>,
-}
-
-/// What a check of an object found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Verified {
-    /// Bytes whose checksum is right.
-    pub good: u64,
-    /// Bytes whose checksum was wrong: they are fetched again when they are needed by what does not read them
-    /// already.
-    pub damaged: u64,
-    /// Whether a process or a device uses it, and may read what is damaged.
-    pub in_use: bool,
 }
 
 /// A file of the store that is complete.
@@ -320,7 +307,8 @@ impl Store {
         match fs::rename(dir, &aside) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Ok(()) => {
-                let remove = if aside.is_dir() { fs::remove_dir_all(&aside) } else { fs::remove_file(&aside) };
+                let remove =
+                    if aside.is_dir() { fs::remove_dir_all(&aside) } else { fs::remove_file(&aside) };
                 remove.map_err(Error::store(aside, "it cannot be removed"))
             }
             Err(error) => Err(Error::store(dir, "a damaged object cannot be set aside")(error)),
@@ -389,6 +377,11 @@ impl Store {
     /// # Errors
     /// As [`Store::list`] and [`Store::remove`].
     pub fn shrink(&self, limit: u64) -> Result<Dropped, Error> {
+        self.shrink_to(limit).map(|(dropped, _)| dropped)
+    }
+
+    /// The same, with how many bytes all objects have then.
+    pub(crate) fn shrink_to(&self, limit: u64) -> Result<(Dropped, u64), Error> {
         let all = self.list()?;
         let mut total: u64 = all.iter().map(|entry| entry.stored).sum();
         let mut dropped = Dropped::default();
@@ -404,7 +397,7 @@ impl Store {
             dropped.gone.extend(one.gone);
             dropped.kept.extend(one.kept);
         }
-        Ok(dropped)
+        Ok((dropped, total))
     }
 
     /// What was needed of an object since it is in the store, as far as that was recorded.
@@ -430,54 +423,6 @@ impl Store {
             }
         }
         Ok(needs)
-    }
-
-    /// Compares all chunks of an object with their checksums. Chunks that are damaged are fetched again when
-    /// they are needed: who begins to use it compares them, too. As long as it is in use they are found again
-    /// each time, for what has compared them before goes on with them. `step` hears how many bytes were
-    /// looked at.
-    ///
-    /// # Errors
-    /// The object cannot be read.
-    pub fn verify(&self, entry: &Entry, step: &mut dyn FnMut(u64)) -> Result<Verified, Error> {
-        let failed = || Error::store(&entry.path, "it cannot be read");
-        let missing = || failed()(io::ErrorKind::NotFound.into());
-        let meta = read_meta(&entry.dir).map_err(failed())?.ok_or_else(missing)?;
-        let in_use = unused(&entry.dir, &entry.path).map_err(failed())?.is_none();
-        let held = match self.look(&entry.dir, &meta) {
-            Err(error) if !is_lost(&error) => return Err(failed()(error)),
-            Ok(Some(held)) => held,
-            // One of its files is lost. It is made anew when it is needed.
-            _ => return Ok(Verified { good: 0, damaged: entry.stored, in_use }),
-        };
-        let mut verified = Verified { good: 0, damaged: 0, in_use };
-        let mut buffer = vec![0; 128 << 10];
-        for (chunk, sum) in (0..).zip(held.table.sums(0..held.meta.chunks())) {
-            let Some(sum) = sum else { continue };
-            let (start, len) = held.part(chunk);
-            match checksum(&held.data, start, len, &mut buffer).map_err(failed())? == sum {
-                true => verified.good += len,
-                false => {
-                    if !in_use {
-                        held.table.clear(chunk..chunk + 1).map_err(failed())?;
-                    }
-                    verified.damaged += len;
-                }
-            }
-            step(verified.good + verified.damaged);
-        }
-        if digest::is_due(&held) {
-            match digest::is_right(&held).map_err(failed())? {
-                true => held.table.set_whole(true).map_err(failed())?,
-                false => {
-                    if !in_use {
-                        held.table.clear(0..held.meta.chunks()).map_err(failed())?;
-                    }
-                    verified = Verified { good: 0, damaged: held.meta.size, in_use };
-                }
-            }
-        }
-        Ok(verified)
     }
 }
 
@@ -576,7 +521,7 @@ pub(crate) fn unique() -> u64 {
 }
 
 /// Whether a file of an object is not there, or is not what it should be.
-fn is_lost(error: &io::Error) -> bool {
+pub(crate) fn is_lost(error: &io::Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound};
     matches!(error.kind(), NotFound | NotADirectory | IsADirectory)
 }
@@ -616,7 +561,10 @@ fn describe(dir: PathBuf) -> Option<Entry> {
 
 /// The lock that removes an object; `None` while a process (its flock) or a device (its locks on the data)
 /// uses it.
-fn unused(dir: &Path, data: &Path) -> io::Result<Option<(Option<File>, Option<becket_image::Claimed>)>> {
+pub(crate) fn unused(
+    dir: &Path,
+    data: &Path,
+) -> io::Result<Option<(Option<File>, Option<becket_image::Claimed>)>> {
     let table = match File::options().read(true).write(true).open(dir.join("table")) {
         Ok(table) => Some(table),
         // Nobody can lock a table that is lost.
@@ -633,7 +581,7 @@ fn unused(dir: &Path, data: &Path) -> io::Result<Option<(Option<File>, Option<be
         Ok(claim) => Ok(Some((table, Some(claim)))),
         Err(error) if error.kind() == becket_image::ErrorKind::InUse => Ok(None),
         // A damaged object without data may go, too.
-        Err(_) if !data.exists() => Ok(Some((table, None))),
+        Err(_) if !data.is_file() => Ok(Some((table, None))),
         Err(error) => Err(io::Error::other(error)),
     }
 }

@@ -167,6 +167,13 @@ fn a_server_that_comes_back_in_time_is_waited_for_and_no_other() {
         if begun.elapsed() < Duration::from_millis(700) { Reply { cut: Some(0), ..reply } } else { reply }
     });
     assert_eq!(read(&remote, 4 * CHUNK, 10).unwrap(), bytes[4 * CHUNK..4 * CHUNK + 10]);
+    // The last pause is a short one, also where the server asks for a long one.
+    for (busy, at) in [(Reply::status(503), 2), (Reply::status(503).with("Retry-After", "999999"), 5)] {
+        let begun = Instant::now();
+        let back = Duration::from_millis(1800);
+        origin.trick(move |_, reply| if begun.elapsed() < back { busy.clone() } else { reply });
+        assert_eq!(read(&remote, at * CHUNK, 10).unwrap(), bytes[at * CHUNK..at * CHUNK + 10]);
+    }
     origin.trick(|_, _| Reply::status(500));
     let begun = Instant::now();
     let failed = read(&remote, 6 * CHUNK, 10).unwrap_err();
@@ -401,6 +408,38 @@ fn an_object_in_use_stays_and_the_one_used_longest_ago_goes_first() {
     drop(device);
     assert_eq!(kept.shrink(0).unwrap().gone.len(), 1);
     assert!(kept.list().unwrap().is_empty());
+}
+
+#[test]
+fn a_store_keeps_its_limit_while_it_is_filled_and_what_is_not_in_use_makes_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = body(48, 14);
+    let origin = Origin::start(bytes.clone());
+    let limit = 100 * CHUNK as u64;
+    let hold = |path: &str, limit, must_keep| {
+        let options = Options { limit: Some(limit), must_keep, ..options(dir.path()) };
+        open(&place(&origin.url(path)), &options).unwrap()
+    };
+    let store = Store::open(Some(dir.path())).unwrap();
+    let total = || store.list().unwrap().iter().map(|entry| entry.stored).sum::<u64>();
+    for path in ["/one.img", "/two.img", "/three.img"] {
+        hold(path, limit, true).bring_all().unwrap();
+        assert!(total() <= limit, "{} after {path}", total());
+        // The time of the last use is in seconds.
+        std::thread::sleep(Duration::from_millis(1100));
+    }
+    let urls: Vec<_> = store.list().unwrap().into_iter().map(|entry| entry.url).collect();
+    assert!(urls.len() == 2 && !urls.iter().any(|url| url.ends_with("one.img")), "{urls:?}");
+    // What is in use stays, and what cannot be kept is an error, or in memory.
+    let small = 10 * CHUNK as u64;
+    let error = hold("/four.img", small, true).bring_all().unwrap_err();
+    assert!(error.to_string().contains("--store-limit allows 655360 bytes"), "{error}");
+    assert!(error.fix().unwrap().contains("--store-limit"));
+    assert!((small / 2..=small).contains(&total()), "{}", total());
+    let five = hold("/five.img", small, false);
+    assert!(!bring(&five, 0..bytes.len()).unwrap());
+    assert!(read(&five, 0, bytes.len()).unwrap() == bytes);
+    assert!((small / 2..=small).contains(&total()), "{}", total());
 }
 
 #[test]

@@ -4,9 +4,9 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::FileExt as _, process::Command};
+use std::{fs, os::unix::fs::FileExt as _, process::Command, time::Duration};
 
-use becket_testkit::{Scratch, origin::Origin, require_fuse, require_root, tool};
+use becket_testkit::{Scratch, origin::Origin, require_fuse, require_root, tool, wait_until};
 use common::fetched::{BLOCK, attach, block_of, open, random, read};
 use common::scratch;
 use common::web::{command, ok, run};
@@ -115,5 +115,39 @@ fn fuse_what_is_damaged_below_a_device_is_not_said_to_be_whole_until_it_is_attac
     let disk = attach(&place, &[&url]);
     assert!(fs::read(&disk).unwrap() == bytes);
     ok(&place, &["store", "verify"]);
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_a_device_keeps_the_limit_of_the_store_and_says_that_it_is_filled_no_further() {
+    let name = "http_store::fuse_a_device_keeps_the_limit_of_the_store_and_says_that_it_is_filled_no_further";
+    if !require_fuse(name) {
+        return;
+    }
+    let (place, bytes, origin, url) = served(48 << 20);
+    let stored = || {
+        let list = run(&place, &["--json", "store", "list"]).json();
+        let all = list["objects"].as_array().unwrap();
+        all.iter().map(|object| object["stored"].as_u64().unwrap()).sum::<u64>()
+    };
+    // What nobody uses makes way.
+    ok(&place, &["store", "prefetch", &origin.url("/other.img")]);
+    let disk = attach(&place, &["--fill", "--store-limit", "10M", &url]);
+    let said = || place.ok(["stat", disk.to_str().unwrap()]);
+    let rests = || said().contains("the rest waits for room in the store");
+    assert!(wait_until(Duration::from_secs(20), rests), "{}", said());
+    assert!((8 << 20..=10 << 20).contains(&stored()), "{}", stored());
+    assert!(fs::read(&disk).unwrap() == bytes);
+    assert!(stored() <= 10 << 20, "{}", stored());
+    assert_eq!(place.json(["stat", disk.to_str().unwrap()])["devices"][0]["fetched"]["no_room"], true);
+    place.ok(["detach", "--all"]);
+    let ran = run(&place, &["store", "prefetch", "--store-limit", "10M", &url]);
+    assert!(ran.code == 1 && ran.err.contains("--store-limit allows"), "{ran:?}");
+    let ran = run(&place, &["store", "list", "--store-limit", "1M"]);
+    assert!(ran.code == 2 && ran.err.contains("for commands that fetch"), "{ran:?}");
+    let disk = attach(&place, &["--fill", &url]);
+    let said = || place.ok(["stat", disk.to_str().unwrap()]);
+    assert!(wait_until(Duration::from_secs(20), || said().contains("fetched: 48M of 48M;")), "{}", said());
+    assert!(!said().contains("waits for room"), "{}", said());
     place.ok(["detach", "--all"]);
 }

@@ -76,6 +76,8 @@ pub(crate) enum LinkReport {
     Alive { size: Option<u64> },
     /// So many bytes has the image now, or why that is not known: the answer to [`LinkOrder::Look`].
     Looked { size: Result<u64, String> },
+    /// The store has no room for what nobody waits for yet.
+    Full,
     /// The server has another version of the object: what is missing cannot be had.
     Changed { why: String },
     /// The compressed file cannot be decoded, or the image is not that of its digest: what is missing cannot be

@@ -71,6 +71,7 @@ fn begin(order: &Fill, fds: Vec<OwnedFd>, control: &Arc<OwnedFd>, fetch: Fetch) 
         let report = match condition {
             Condition::Fine => LinkReport::Connected,
             Condition::Away(why) => LinkReport::Away { why: plain(why) },
+            Condition::Full => LinkReport::Full,
             Condition::Changed(why) => LinkReport::Changed { why: plain(why) },
             Condition::Damaged(why) => LinkReport::Damaged { why: plain(why) },
         };

@@ -147,7 +147,8 @@ impl Connector {
     /// How many bytes of an image are there, where it is fetched; requests have waited for it `waits` times.
     pub(super) fn fetched(&self, waits: u64) -> Option<Fetched> {
         let (Part { bytes, size }, memory) = self.line.stored()?;
-        Some(Fetched { bytes, size, memory, waits })
+        let Work::Fill(_, table) = &self.line.work else { return None };
+        Some(Fetched { bytes, size, memory, waits, no_room: table.rests() })
     }
 
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
@@ -539,6 +540,10 @@ impl Line {
                     if let Some(looked) = lock(&self.looking).pop_front() {
                         let _ = looked.send(size);
                     }
+                    continue;
+                }
+                (LinkReport::Full, _) => {
+                    warn!(event = "store_full", "an image is not filled further: the store has no room");
                     continue;
                 }
                 (LinkReport::Alive { size: None }, _) => continue,

@@ -25,7 +25,7 @@ pub(crate) struct StoreOptions {
     /// ~/.cache/becket for users who are not root]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
-    /// Remove what is not in use from the store, the least recently used first, until it is this small
+    /// Keep the store this small: what is not in use is removed, the least recently used first
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) store_limit: Option<u64>,
     /// Give up if a server has not answered for this time [default: 1min for commands; never for requests

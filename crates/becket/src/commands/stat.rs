@@ -61,15 +61,16 @@ fn words(decoded: &Decodings) -> String {
 
 /// What the store has of an image on a server, in a line.
 fn store(fetched: &Fetched) -> String {
-    let Fetched { bytes, size, waits, memory } = fetched;
+    let Fetched { bytes, size, waits, memory, no_room } = fetched;
     let memory = match memory {
         0 => String::new(),
         memory => format!(", and {} in memory", format_size(*memory)),
     };
     format!(
-        "fetched: {} of {}{memory}; waited {waits} times for more",
+        "fetched: {} of {}{memory}; waited {waits} times for more{}",
         format_size(*bytes),
-        format_size(*size)
+        format_size(*size),
+        if *no_room { "; the rest waits for room in the store" } else { "" }
     )
 }
 

@@ -24,6 +24,10 @@ pub(crate) fn run(ui: &Ui, args: &args::Store) -> Result<u8, Failure> {
 }
 
 fn open(store: &StoreOptions) -> Result<Store, Failure> {
+    if store.store_limit.is_some() {
+        return Err(Failure::usage("--store-limit is for commands that fetch".to_owned())
+            .hint("becket store drop URL removes what is not needed"));
+    }
     Store::open(store.store.as_deref()).map_err(failed)
 }
 

@@ -58,6 +58,8 @@ pub enum Condition {
     Fine,
     /// Its server or the store cannot be reached; it is tried again.
     Away(String),
+    /// The store has no room for what nobody waits for.
+    Full,
     /// The server has another version: what is missing cannot be had any more.
     Changed(String),
     /// What is missing cannot be decoded, or all of it is not what its digest says.

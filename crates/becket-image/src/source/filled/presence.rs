@@ -40,6 +40,8 @@ const FAILS: usize = 2;
 const DEPARTURES: usize = 3;
 /// Whether chunks are, or have been, in memory.
 const USES_MEMORY: usize = 4;
+/// Whether what nobody waits for rests until there is room for it.
+const RESTS: usize = 6;
 /// How many chunks the file had when this was made that nobody has compared with their checksums since.
 const UNCHECKED: usize = 5;
 
@@ -442,6 +444,16 @@ impl Presence {
     pub fn set_fails(&self, fails: bool) {
         self.head(FAILS).store(fails.into(), Ordering::SeqCst);
         self.tell();
+    }
+
+    /// Whether what is wanted later rests, because there is no room for it.
+    pub fn rests(&self) -> bool {
+        self.head(RESTS).load(Ordering::Relaxed) != 0
+    }
+
+    /// Says whether that is so. Returns whether it is news.
+    pub fn set_rests(&self, rests: bool) -> bool {
+        self.head(RESTS).swap(rests.into(), Ordering::Relaxed) != u32::from(rests)
     }
 
     /// How often something has come, for [`Presence::await_news`]. Look at the table after this.

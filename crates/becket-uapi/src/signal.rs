@@ -93,6 +93,11 @@ pub fn unblock(signals: &[Signal]) -> io::Result<()> {
     change_mask(libc::SIG_UNBLOCK, signals)
 }
 
+/// Whether this process ignores a signal, as `nohup` has it do.
+pub fn is_ignored(signal: Signal) -> bool {
+    ignores(signal.as_raw())
+}
+
 /// Gives every signal that is ignored its default effect again, and lets all of them through in this thread.
 /// Ignored and blocked signals are inherited through fork and exec. SIGPIPE stays as it is: Rust's runtime
 /// ignores it on purpose.
@@ -101,12 +106,7 @@ pub fn unblock(signals: &[Signal]) -> io::Result<()> {
 /// That of pthread_sigmask(3).
 pub fn restore_defaults() -> io::Result<()> {
     for number in (1..=libc::SIGRTMAX()).filter(|number| *number != libc::SIGPIPE) {
-        // SAFETY: all zeroes is a value of this plain structure.
-        let mut action: libc::sigaction = unsafe { mem::zeroed() };
-        // SAFETY: only asks; `action` is valid for the call. Numbers that the C library keeps for itself are
-        // refused.
-        let asked = unsafe { libc::sigaction(number, ptr::null(), &raw mut action) };
-        if asked == 0 && action.sa_sigaction == libc::SIG_IGN {
+        if ignores(number) {
             // SAFETY: sets no handler.
             unsafe { libc::signal(number, libc::SIG_DFL) };
         }
@@ -120,6 +120,15 @@ pub fn restore_defaults() -> io::Result<()> {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
     }
+}
+
+fn ignores(number: libc::c_int) -> bool {
+    // SAFETY: all zeroes is a value of this plain structure.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: only asks; `action` is valid for the call. Numbers that the C library keeps for itself are
+    // refused.
+    let asked = unsafe { libc::sigaction(number, ptr::null(), &raw mut action) };
+    asked == 0 && action.sa_sigaction == libc::SIG_IGN
 }
 
 fn set_of(signals: &[Signal]) -> libc::sigset_t {

@@ -4,8 +4,9 @@
 
 mod common;
 
-use becket_testkit::{Scratch, crc_whole, image, require_device, skip, via};
+use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_fuse, skip, via};
 use common::{Use, disk::kill_worker, scratch, text};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -13,6 +14,7 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::Stdio,
+    time::Duration,
 };
 
 /// So many images of 64 KiB, each of its own content.
@@ -110,6 +112,59 @@ fn one_missing_in_the_middle() {
     let out = place.ok(["attach", "--atomic", "--via", &via(), "--from", "table"]);
     assert_eq!((out.lines().count(), place.devices().len()), (12, 12));
     place.ok(["detach", "--all"]);
+}
+
+/// Attaches so many images that a signal comes meanwhile; how many were attached is in the first.
+#[track_caller]
+fn interrupted(place: &Scratch, words: &[&str], names: &[String], signal: Signal) -> (usize, Ran) {
+    let mut command = place.becket();
+    command.args(["attach", "--via", "fuse"]).args(words).args(names);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = || fs::read_dir(place.links()).is_ok_and(|mut links| links.next().is_some());
+    while !begun() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before anything was attached");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().unwrap_or(-1);
+    (place.devices().len(), Ran { code, out: text(output.stdout), err: text(output.stderr) })
+}
+
+#[test]
+fn fuse_an_interrupted_attach_says_what_is_attached() {
+    if !require_fuse("many::fuse_an_interrupted_attach_says_what_is_attached") {
+        return;
+    }
+    let place = scratch();
+    let names = images(&place, 200);
+    let (live, ran) = interrupted(&place, &[], &names, Signal::INT);
+    assert_eq!((ran.code, ran.out.lines().count()), (130, live), "{ran:?}");
+    assert!((1..200).contains(&live), "{live}");
+    let said = format!("the attach was interrupted: {live} of 200 images are attached");
+    assert!(ran.err.contains(&said), "{ran:?}");
+    place.ok(["detach", "--all"]);
+
+    let (live, ran) = interrupted(&place, &["--json"], &names, Signal::TERM);
+    let told = ran.json();
+    assert_eq!((ran.code, told["devices"].as_array().unwrap().len()), (143, live), "{ran:?}");
+    assert_eq!(text(&told["errors"][0], "kind"), "interrupted");
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_an_interrupted_attach_of_all_or_none_attaches_none() {
+    if !require_fuse("many::fuse_an_interrupted_attach_of_all_or_none_attaches_none") {
+        return;
+    }
+    let place = scratch();
+    let names = images(&place, 200);
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let (live, ran) = interrupted(&place, &["--atomic"], &names, signal);
+        assert_eq!((ran.code, ran.out.as_str(), live), (code, "", 0), "{ran:?}");
+        assert!(ran.err.contains("what was attached is detached again"), "{ran:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,13 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, attach_tab, common, common::Job, export, fetched, foresee, list, luks, parallel};
+use super::{
+    attach_from, attach_tab, common,
+    common::Job,
+    export, fetched, foresee,
+    interrupts::{self, Interrupts, Watched},
+    list, luks, parallel,
+};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
@@ -20,6 +26,9 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     if args.dry_run {
         return foresee::attach(ui, &jobs);
     }
+    // One alone is ended by a signal while it is opened, which may take long.
+    let watched = (jobs.len() > 1 || args.atomic).then(|| Interrupts::block()?.watch(*ui)).transpose()?;
+    let came = || watched.as_ref().and_then(Watched::came);
     // People see what became of many in a table; a program reads paths.
     let table = jobs.len() > 1 && !ui.json && io::stdout().is_terminal();
     let mut devices = Vec::new();
@@ -29,7 +38,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     let progress = || progress.lock().unwrap_or_else(PoisonError::into_inner);
     let done = |outcome: &Result<Attached, Failure>| {
         progress().step();
-        outcome.is_ok() || !args.atomic
+        came().is_none() && (outcome.is_ok() || !args.atomic)
     };
     parallel::in_order(&jobs, attach, done, |job, outcome| match outcome {
         Ok(attached) => {
@@ -42,24 +51,37 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
         Err(failure) => {
             progress().clear();
             ui.failure(&failure);
-            failures.push((job.image.clone(), failure));
+            failures.push((Some(job.image.clone()), failure));
         }
     });
     progress().clear();
-    if table && (!args.atomic || failures.is_empty()) {
+    let interrupted = came();
+    let complete = failures.is_empty() && interrupted.is_none();
+    if let Some(signal) = interrupted {
+        let failure = interrupts::failure(broken_off(args.atomic, devices.len(), jobs.len()), signal);
+        ui.failure(&failure);
+        failures.push((None, failure));
+    }
+    if table && (!args.atomic || complete) {
         printed = in_a_table(ui, &devices);
-    } else if args.atomic && failures.is_empty() {
+    } else if args.atomic && complete {
         devices.iter().for_each(|attached| say(ui, attached, &mut printed));
     } else if args.atomic {
         take_back(ui, &mut devices);
     }
     printed?;
+    let status = match (failures.last(), interrupted) {
+        (Some((_, failure)), Some(_)) => failure.status,
+        (failure, _) => u8::from(failure.is_some()),
+    };
     if ui.json {
         let errors: Vec<Value> = failures
             .iter()
             .map(|(image, failure)| {
                 let mut error = failure.to_json();
-                error["image"] = json!(becket_device::path_text(image));
+                if let Some(image) = image {
+                    error["image"] = json!(becket_device::path_text(image));
+                }
                 error
             })
             .collect();
@@ -76,7 +98,15 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
         }
         ui.value(&value)?;
     }
-    Ok(u8::from(!failures.is_empty()))
+    Ok(status)
+}
+
+/// What a signal left undone, for people.
+fn broken_off(atomic: bool, attached: usize, all: usize) -> String {
+    match atomic {
+        true => "the attach was interrupted: what was attached is detached again".to_owned(),
+        false => format!("the attach was interrupted: {attached} of {all} images are attached"),
+    }
 }
 
 fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {

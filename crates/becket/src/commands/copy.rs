@@ -6,6 +6,7 @@ use super::{
     copy_move::{self, BLOCK, Chunk, Failed, Origin, Stream, Taker},
     copy_target::{Kind, Target},
     fetched,
+    interrupts::{self, Interrupts},
 };
 use crate::{
     args::{self, CopyFormat},
@@ -109,11 +110,11 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
 fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Target) -> Result<(), Failure> {
     let total = usize::try_from(origin.len).unwrap_or(usize::MAX);
     let mut progress = Progress::of_bytes(total);
-    let signals = target.signals()?;
+    let interrupts = target.interrupts()?;
     let mut came = None;
     let mut watch = |done: u64| {
         progress.reach(usize::try_from(done).unwrap_or(usize::MAX));
-        came = came.or_else(|| signals.as_ref().and_then(|signals| signals.take().ok().flatten()));
+        came = came.or_else(|| interrupts.as_ref().and_then(Interrupts::take));
         came.is_none()
     };
     let file = || target.file().map_err(|error| target.failure("it cannot be written", &error));
@@ -153,10 +154,12 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
         }
         Failed::Write(error) => target.failure("it cannot be written", &error),
         Failed::Stopped => {
-            let signal = came.map_or(0, |came| u8::try_from(came.signal.as_raw()).unwrap_or(0));
-            let message =
-                format!("cannot copy {}: it was interrupted", becket_fetch::named(args.source.as_os_str()));
-            Failure::new("interrupted", message).status(128 + signal)
+            let source = becket_fetch::named(args.source.as_os_str());
+            let message = format!("cannot copy {source}: it was interrupted");
+            match came {
+                Some(signal) => interrupts::failure(message, signal),
+                None => Failure::new("interrupted", message),
+            }
         }
     })
 }

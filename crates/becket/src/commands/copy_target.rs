@@ -2,14 +2,12 @@
 //! export of a server.
 //! Never replaces anything unless that was asked for.
 
-use super::{bytes, common, fetched};
+use super::{bytes, common, fetched, interrupts::Interrupts};
 use crate::{args, failure::Failure};
 use becket_image::{Claimed, Identity, Opened, Source, link::LinkWriter, shown};
-use becket_uapi::signal::SignalFd;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, XattrFlags},
     io::Errno,
-    process::Signal,
 };
 use std::{
     ffi::OsString,
@@ -25,8 +23,6 @@ use std::{
 
 /// The longest value of an extended attribute, in bytes.
 const ACL_MAX: usize = 64 << 10;
-/// What ends a copy early.
-const SIGNALS: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 
 /// What is written to.
 pub(super) struct Target {
@@ -158,10 +154,9 @@ impl Target {
     }
 
     /// The signals that must be waited for, because they would leave a part of a file.
-    pub(super) fn signals(&self) -> Result<Option<SignalFd>, Failure> {
+    pub(super) fn interrupts(&self) -> Result<Option<Interrupts>, Failure> {
         let named = matches!(&self.kind, Kind::New(NewFile { temporary: Some(_), .. }));
-        let blocked = named.then(|| SignalFd::block(&SIGNALS)).transpose();
-        blocked.map_err(|error| Failure::io("cannot wait for signals", &error))
+        named.then(Interrupts::block).transpose()
     }
 
     /// Brings all to the disk, and gives a new file its name. Returns how many bytes it takes there.

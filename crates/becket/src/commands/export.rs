@@ -1,7 +1,11 @@
 //! `becket export IMAGE...`: images behind a socket, one URI a line in the order given.
 //! Never takes an address from a program that listens there, nor an export back that others may use already.
 
-use super::{common, fetched, run};
+use super::{
+    common, fetched,
+    interrupts::{self, Interrupts, Watched},
+    run,
+};
 use crate::{
     args::{self, ImageOptions},
     failure::Failure,
@@ -19,6 +23,15 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     if !args.command.is_empty() {
         return run_with(ui, args);
     }
+    // As with `attach`, one alone is ended by a signal.
+    let watched = (args.images.len() > 1).then(|| Interrupts::block()?.watch(*ui)).transpose()?;
+    let interrupted = || match watched.as_ref().and_then(Watched::came) {
+        Some(signal) => {
+            let message = "the export was interrupted: what was exported is detached again";
+            Err(interrupts::failure(message, signal))
+        }
+        None => Ok(()),
+    };
     let doorway = doorway(args)?;
     let options = common::options(&args.device());
     let mut exports: Vec<DeviceInfo> = Vec::new();
@@ -27,8 +40,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
             Some(name) => name.clone(),
             None => name_of(image),
         };
-        match offer(image, &options, &args.image, &doorway, &name) {
-            Ok(info) => exports.push(info),
+        let offered = offer(image, &options, &args.image, &doorway, &name);
+        match offered.and_then(|info| {
+            exports.push(info);
+            interrupted()
+        }) {
+            Ok(()) => {}
             Err(failure) => {
                 // All or none: an address with half of its exports is no use.
                 take_back(ui, &exports);

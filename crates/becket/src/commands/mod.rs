@@ -27,6 +27,7 @@ mod generator;
 mod glob;
 mod inside;
 mod inspect;
+mod interrupts;
 mod list;
 mod ls;
 mod luks;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_fuse, skip, via};
+use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_fuse, skip, via, wait_until};
 use common::{Use, disk::kill_worker, scratch, text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -130,6 +130,30 @@ fn interrupted(place: &Scratch, words: &[&str], names: &[String], signal: Signal
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let code = output.status.code().unwrap_or(-1);
     (place.devices().len(), Ran { code, out: text(output.stdout), err: text(output.stderr) })
+}
+
+#[test]
+fn fuse_a_worker_that_dies_costs_no_image_of_many() {
+    if !require_fuse("many::fuse_a_worker_that_dies_costs_no_image_of_many") {
+        return;
+    }
+    let place = scratch();
+    let names = images(&place, 100);
+    for _ in 0..3 {
+        let mut command = place.becket();
+        command.args(["attach", "--via", "fuse"]).args(&names);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let attached = || fs::read_dir(place.links()).map_or(0, Iterator::count);
+        assert!(wait_until(Duration::from_secs(20), || attached() >= 10));
+        kill_worker(&place);
+        let output = child.wait_with_output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{err}");
+        for (device, name) in out.lines().zip(&names) {
+            assert_eq!(crc_whole(Path::new(device)), crc_whole(&place.path(name)), "{name}");
+        }
+        place.ok(["detach", "--all"]);
+    }
 }
 
 #[test]

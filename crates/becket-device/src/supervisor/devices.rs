@@ -16,9 +16,8 @@ use super::change::{Length, Target, Wish, apply, plan, say_change, take_image};
 use super::driver::Driver;
 use super::exports::Exports;
 use super::guard::{Guard, Guarded};
-use super::isolation;
 use super::links::Fetchers;
-use super::make::{Made, Maker};
+use super::make::Made;
 use super::manager;
 use super::offers::Drivers;
 use super::owned::{Owned, Owning};
@@ -430,30 +429,11 @@ impl Service for Supervisor {
                 ),
             });
         }
-        let driver = self.driver(request.transport)?;
-        let (fds, door) = isolation::take_door(&request, fds)?;
-        let (request, fds, cgroup) = isolation::take_cgroup(request, fds)?;
-        let worker = match request.isolate {
-            true => self.own_worker(cgroup.as_ref().map(std::os::fd::AsFd::as_fd))?,
-            false => self.shared_worker()?,
-        };
-        let isolated = request.isolate;
-        let offer = self.drivers.offer(request.transport)?;
-        let owned = self.owns();
-        let connect = |request: &Attach, sources: &mut [_], mark| {
-            let alone = request.alone == Some(true);
-            self.connector(&request.spec, (sources, &request.map), mark, alone, None)
-        };
-        let (store, driver, worker_of) = (&self.store, &*driver, &*worker);
-        let maker = Maker { store, offer, driver, worker: worker_of, connect: &connect, owned };
         let name = request.name.clone().unwrap_or_default();
-        let made = maker.make(request, fds, cgroup, &door);
-        let Made { device, kept, connector } = made.inspect_err(|error| {
+        let (made, worker) = self.make(request, fds).inspect_err(|error| {
             error!(event = "attach_failed", device = name, "could not be attached: {error}");
-            if isolated {
-                worker.dismiss();
-            }
         })?;
+        let Made { device, kept, connector } = made;
         let info = device.info.clone();
         let image = info.spec.url.clone().unwrap_or_else(|| info.spec.image.display().to_string());
         info!(event = "attached", device = info.name, "attached as {}: {image}", info.device.display());

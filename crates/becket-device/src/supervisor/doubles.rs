@@ -281,6 +281,9 @@ impl Worker for FakeWorker {
             self.vanish();
             return Err(Error::Worker { what: "died".to_owned() });
         }
+        if self.fate == Fate::Refuses {
+            return Err(Error::Worker { what: "has to refuse".to_owned() });
+        }
         self.did(&format!("serve {}", serve.id.number));
         let first = serve.first;
         lock(&self.served).push(serve);

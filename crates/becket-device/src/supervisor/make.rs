@@ -66,15 +66,15 @@ impl Maker<'_> {
     pub(crate) fn make(
         self,
         request: Attach,
-        fds: Vec<OwnedFd>,
-        cgroup: Option<OwnedFd>,
+        fds: &[OwnedFd],
+        cgroup: Option<&OwnedFd>,
         door: &[OwnedFd],
     ) -> Result<Made, Error> {
         let mut wanted = request.clone();
         loop {
             let copies: Result<_, _> = fds.iter().map(OwnedFd::try_clone).collect();
             let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.spec.image))?;
-            let place = cgroup.as_ref().map(OwnedFd::try_clone).transpose();
+            let place = cgroup.map(OwnedFd::try_clone).transpose();
             let place = place.map_err(Error::io("duplicate the cgroup of", &request.spec.image))?;
             let door: Result<_, _> = door.iter().map(OwnedFd::try_clone).collect();
             let door = door.map_err(Error::io("duplicate the socket of", &request.spec.image))?;

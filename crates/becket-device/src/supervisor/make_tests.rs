@@ -182,7 +182,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
     let bench = Bench::new();
     let double = double(&bench, "");
     let made =
-        maker(&bench, &double).make(bench.request(Some("one")), vec![bench.fd(true, 0)], None, &[]).unwrap();
+        maker(&bench, &double).make(bench.request(Some("one")), &[bench.fd(true, 0)], None, &[]).unwrap();
     let steps = ["abilities", "add", "set_params", "open_char", "serve", "start", "settle"];
     assert_eq!(*double.journal.lock().unwrap(), steps);
     assert_eq!(*double.recorded.lock().unwrap(), Some(true));
@@ -201,7 +201,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
 fn without_a_name_the_kernel_s_is_taken() {
     let bench = Bench::new();
     let double = double(&bench, "");
-    let made = maker(&bench, &double).make(bench.request(None), vec![bench.fd(true, 0)], None, &[]).unwrap();
+    let made = maker(&bench, &double).make(bench.request(None), &[bench.fd(true, 0)], None, &[]).unwrap();
     assert_eq!(made.device.info.name, "ublkb900001");
 }
 
@@ -213,7 +213,7 @@ fn whatever_fails_nothing_stays_behind() {
             let bench = Bench::new();
             let double = double(&bench, step);
             let error = maker(&bench, &double)
-                .make(bench.request(name), vec![bench.fd(true, 0)], None, &[])
+                .make(bench.request(name), &[bench.fd(true, 0)], None, &[])
                 .unwrap_err();
             assert!(error.to_string().contains(step), "{error}");
             assert_eq!(bench.left_behind(), Vec::<String>::new(), "after {step}");
@@ -238,9 +238,8 @@ fn a_name_in_use_is_found_out_before_the_kernel_is_asked() {
     let bench = Bench::new();
     let double = double(&bench, "");
     let _claim = bench.store.claim("one", "/other".as_ref(), |_| true).unwrap();
-    let error = maker(&bench, &double)
-        .make(bench.request(Some("one")), vec![bench.fd(true, 0)], None, &[])
-        .unwrap_err();
+    let error =
+        maker(&bench, &double).make(bench.request(Some("one")), &[bench.fd(true, 0)], None, &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NameInUse);
     assert!(!double.did("add"));
 }
@@ -298,7 +297,7 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
     ];
     for (what, request, fds) in cases {
         let double = double(&bench, "");
-        let error = maker(&bench, &double).make(request, fds, None, &[]).map(drop).unwrap_err();
+        let error = maker(&bench, &double).make(request, &fds, None, &[]).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
         assert!(!double.did("add"), "{what}");
         assert_eq!(bench.left_behind(), Vec::<String>::new(), "{what}");
@@ -314,7 +313,7 @@ fn read_only_needs_no_writable_descriptor() {
         it.backing.lease = true;
     });
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
-    let made = maker(&bench, &double).make(request, vec![bench.fd(false, 0), reader], None, &[]).unwrap();
+    let made = maker(&bench, &double).make(request, &[bench.fd(false, 0), reader], None, &[]).unwrap();
     assert!(made.device.info.spec.read_only);
     assert!(double.did("freeze"), "its users see it");
     assert!(made.kept.keepsakes.lease.is_some());
@@ -341,12 +340,12 @@ fn an_encoded_image_comes_with_its_table_and_is_not_written() {
         ),
     ];
     for (what, request, fds) in cases {
-        let error = maker(&bench, &double(&bench, "")).make(request, fds, None, &[]).map(drop).unwrap_err();
+        let error = maker(&bench, &double(&bench, "")).make(request, &fds, None, &[]).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
     }
     let zero_copy = Abilities::SERVED.with(Abilities::ZERO_COPY);
     let double = Double { abilities: zero_copy, ..double(&bench, "") };
-    let made = maker(&bench, &double).make(whole, vec![bench.fd(false, 0), table()], None, &[]).unwrap();
+    let made = maker(&bench, &double).make(whole, &[bench.fd(false, 0), table()], None, &[]).unwrap();
     assert_eq!(made.device.info.spec.mode, Some(DataMode::Copy), "we write the bytes");
     assert_eq!(made.kept.serve.backing.encoded, encoded);
     // Its next worker, and its next supervisor, get it.
@@ -363,12 +362,11 @@ fn a_map_that_lies_beside_its_request_is_read_there() {
     let request = Attach { map: Map::default(), map_aside: true, ..whole };
     for fds in [vec![bench.fd(true, 0)], vec![bench.fd(true, 0), bench.fd(true, 0)]] {
         let error =
-            maker(&bench, &double(&bench, "")).make(request.clone(), fds, None, &[]).map(drop).unwrap_err();
+            maker(&bench, &double(&bench, "")).make(request.clone(), &fds, None, &[]).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
     }
-    let made = maker(&bench, &double(&bench, ""))
-        .make(request, vec![bench.fd(true, 0), aside()], None, &[])
-        .unwrap();
+    let made =
+        maker(&bench, &double(&bench, "")).make(request, &[bench.fd(true, 0), aside()], None, &[]).unwrap();
     assert_eq!(made.kept.serve.map, map);
 }
 
@@ -380,7 +378,7 @@ fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_st
             let bench = Bench::new();
             let double = Double { room, abilities: zero_copy, ..double(&bench, "") };
             let made =
-                maker(&bench, &double).make(bench.request(name), vec![bench.fd(true, 0)], None, &[]).unwrap();
+                maker(&bench, &double).make(bench.request(name), &[bench.fd(true, 0)], None, &[]).unwrap();
             let info = &made.device.info;
             assert_eq!(
                 (info.spec.depth, info.spec.mode.map(|mode| mode.to_string()).as_deref()),
@@ -406,8 +404,7 @@ fn a_forced_mode_for_which_there_is_no_room_fails_and_leaves_nothing() {
     let abilities = Abilities::SERVED.with(Abilities::ZERO_COPY);
     let double = Double { room: 0, abilities, ..double(&bench, "") };
     let request = with(bench.request(Some("one")), |it| it.spec.mode = Some(DataMode::ZeroCopy));
-    let error =
-        maker(&bench, &double).make(request, vec![bench.fd(true, 0)], None, &[]).map(drop).unwrap_err();
+    let error = maker(&bench, &double).make(request, &[bench.fd(true, 0)], None, &[]).map(drop).unwrap_err();
     assert!(error.hint().unwrap().contains("--queues"), "{error}");
     assert_eq!(bench.left_behind(), Vec::<String>::new());
 }

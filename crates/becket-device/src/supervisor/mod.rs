@@ -2,6 +2,7 @@
 //! It parses no image, moves no byte, and ends when it owns nothing.
 
 mod adopt;
+mod attempts;
 mod away;
 mod change;
 mod claims;

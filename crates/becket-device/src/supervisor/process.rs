@@ -240,9 +240,8 @@ impl WorkerProcess {
         let mut answer = None;
         // Time in which it is stopped does not count: who stopped it lets it go on, or ends it.
         while answer.is_none() {
-            answer = self.wait(id, patience, |state| match state.answers.remove(&id) {
-                Some(answer) => Some(answer),
-                None => state.dead.then(|| Err(refused(id, "died"))),
+            answer = self.wait(id, patience, |state| {
+                state.answers.remove(&id).or_else(|| state.dead.then(|| Err(refused(id, "died"))))
             });
             if !self.id.stopped() {
                 break;
@@ -296,8 +295,11 @@ impl Worker for WorkerProcess {
     }
 
     fn alive(&self) -> bool {
-        let state = self.state();
-        !state.dead && !state.given_up
+        matches!(&*self.state(), State { dead: false, given_up: false, .. })
+    }
+
+    fn died(&self) -> bool {
+        matches!(&*self.state(), State { dead: true, given_up: false, .. })
     }
 
     /// The question is one that workers of all versions answer: the counters of a device that does not exist.

@@ -72,6 +72,31 @@ fn a_worker_that_dies_before_it_is_ready_is_followed_by_another() {
 }
 
 #[test]
+fn a_device_whose_worker_dies_while_it_is_made_is_made_once_more() {
+    let stage = Stage::new();
+    lock(&stage.workers.fates).extend([Some(Fate::Dies), Some(Fate::Serves)]);
+    let info = stage.attach(|request| request);
+    assert_eq!((info.name.as_str(), stage.recorded("one").recoveries), ("one", 0));
+    assert_eq!(lock(&stage.worker(1).served).len(), 1);
+
+    // Workers that die of the device itself.
+    let stage = Stage::new();
+    lock(&stage.workers.fates).extend([Some(Fate::Dies)]);
+    let request = stage.bench.request(Some("one"));
+    let refused = stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap_err();
+    assert!(matches!(refused, Error::Worker { .. }), "{refused}");
+    assert_eq!(lock(&stage.workers.started).len(), 2, "twice, and no more");
+    assert!(stage.bench.store.device("one").unwrap().is_none());
+
+    // One that says no has not died.
+    let stage = Stage::new();
+    lock(&stage.workers.fates).extend([Some(Fate::Refuses)]);
+    let request = stage.bench.request(Some("one"));
+    stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap_err();
+    assert_eq!(lock(&stage.workers.started).len(), 1);
+}
+
+#[test]
 fn a_recovery_that_breaks_off_begins_anew() {
     let stage = Stage::new();
     stage.attach(|request| request);

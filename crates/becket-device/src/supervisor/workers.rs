@@ -25,6 +25,10 @@ pub(crate) trait Worker: Send + Sync {
     fn notes(&self) -> &[String];
     /// Whether it can be given devices.
     fn alive(&self) -> bool;
+    /// Whether it died by itself, and was not ended because it did not answer.
+    fn died(&self) -> bool {
+        !self.alive()
+    }
     /// Whether it answers in that time, in the thread that takes its orders.
     fn responds(&self, _patience: Duration) -> bool {
         true

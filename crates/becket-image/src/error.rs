@@ -244,10 +244,9 @@ pub enum Error {
         /// The page size.
         largest: u32,
     },
-    /// A server's blocks are larger than those of any device.
+    /// A server's blocks are larger than those of the device, or of what the image consists of.
     #[error(
-        "{}: the server takes requests in multiples of {smallest} bytes only, and the blocks of a device have \
-         at most {largest}",
+        "{}: the server takes requests in multiples of {smallest} bytes only, and {unfit}",
         shown(path.as_os_str().as_bytes())
     )]
     LargeBlocks {
@@ -255,8 +254,8 @@ pub enum Error {
         path: PathBuf,
         /// The server's smallest block in bytes.
         smallest: u32,
-        /// The page size.
-        largest: u32,
+        /// What is in other units, for people.
+        unfit: String,
     },
     /// Another program holds a lock that excludes this use.
     #[error("{}: in use by another program: {clash}", path.display())]

@@ -19,7 +19,7 @@ use crate::resolve::io;
 use crate::source::link::{self, DialError, Endpoint, LinkSource, LinkWriter, Server};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
-use crate::{Budget, DirectIo, Error, Format, Identity, Image, LayerError, Source};
+use crate::{Budget, DirectIo, Error, Extent, Format, Identity, Image, LayerError, Map, Place, Source};
 
 /// Whether a path is a URI of a source that is not on this host.
 pub fn is_remote(path: &Path) -> bool {
@@ -67,7 +67,8 @@ impl Remote {
     pub(crate) fn fits_a_device(&self) -> Result<(), Error> {
         let (smallest, largest) = (self.natural, geometry::largest_block_size());
         if smallest > largest {
-            return Err(Error::LargeBlocks { path: self.uri.clone(), smallest, largest });
+            let unfit = format!("the blocks of a device have at most {largest}");
+            return Err(Error::LargeBlocks { path: self.uri.clone(), smallest, unfit });
         }
         Ok(())
     }
@@ -152,6 +153,38 @@ pub(crate) fn connect_below(
         remote.fits_a_device()?;
     }
     Ok(remote)
+}
+
+/// Checks that a device with blocks of `block_size` bytes asks the server, the image's source of that number,
+/// only for multiples of `smallest` bytes; otherwise says what is in other units.
+fn in_whole_blocks(image: &Image, number: usize, smallest: u32, block_size: u32) -> Result<(), String> {
+    let unit = u64::from(smallest);
+    let there = |map: &Map| -> Vec<Extent> {
+        let is_there =
+            |place: &Place| matches!(place, Place::Data { source, .. } if *source as usize == number);
+        map.extents().iter().filter(|extent| is_there(&extent.place)).copied().collect()
+    };
+    let lies_on_blocks = |extent: &Extent| match extent.place {
+        Place::Data { offset, .. } => (offset | extent.start | extent.len).is_multiple_of(unit),
+        _ => true,
+    };
+    let data = there(image.map());
+    if block_size < smallest && !data.is_empty() {
+        return Err(format!("the blocks of the device have {block_size}"));
+    }
+    if !data.iter().all(lies_on_blocks) {
+        return Err("the image does not lie on such blocks".to_owned());
+    }
+    // What is read of these is made longer within one extent.
+    let fits = |below: &[Extent]| match below {
+        [] => true,
+        [extent] => lies_on_blocks(extent),
+        _ => false,
+    };
+    if unit > 1 && !image.encoded().all(|layer| fits(&there(layer.below()))) {
+        return Err("the compressed image does not lie on such blocks in one piece".to_owned());
+    }
+    Ok(())
 }
 
 /// The disk in what is stored: itself, or what a qcow2 holds, which is only read here; with the reason.
@@ -277,6 +310,14 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, to_serve: bool) -> Result
     // Parsers that go on without what cannot be read have not seen all of it.
     let failed = |spent| Error::Layer { image: level.path.clone(), source: LayerError::Spent(spent) };
     budget.check().map_err(failed)?;
+    if let (true, Some(link)) = (to_serve, remote.source.link()) {
+        let (smallest, number) = (link.agreed().smallest, sources.len());
+        in_whole_blocks(&image, number, smallest, block_size).map_err(|unfit| Error::LargeBlocks {
+            path: path.clone(),
+            smallest,
+            unfit,
+        })?;
+    }
     let grows = overlay.is_some() && !read_only;
     let nested = stored || overlay.is_some() || walked.levels.len() > 1;
     sources.push(remote.source);

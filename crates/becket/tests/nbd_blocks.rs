@@ -7,8 +7,8 @@ mod common;
 use std::{
     fs::{self, File},
     io::{IoSlice, IoSliceMut},
-    os::unix::fs::FileExt as _,
-    path::PathBuf,
+    os::unix::fs::{FileExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
     process::Command,
     thread,
 };
@@ -30,9 +30,14 @@ const PARTS: usize = 1024;
 fn strict(place: &Scratch, mib: usize) -> (Server, PathBuf) {
     let image = place.path("d.img");
     File::create(&image).unwrap().set_len((mib * MIB) as u64).unwrap();
+    (strict_of(&image), image)
+}
+
+/// The same of an image that is there.
+fn strict_of(image: &Path) -> Server {
     let policy = ["blocksize-minimum=4096", "blocksize-preferred=4096", "blocksize-maximum=32M"];
     let policy = [&policy[..], &["blocksize-error-policy=error"]].concat();
-    (Server::nbdkit_by(&image, &["--filter=blocksize-policy"], &policy), image)
+    Server::nbdkit_by(image, &["--filter=blocksize-policy"], &policy)
 }
 
 /// Memory whose parts lie anywhere in their pages.
@@ -197,4 +202,92 @@ fn fuse_a_file_system_is_made_and_written_in_whole_blocks() {
     place.ok(["detach", "--all"]);
     drop(server);
     tool(Command::new("e2fsck").args(["-fn"]).arg(&image));
+}
+
+/// A device would get EIO for each request that is not in whole blocks of its server.
+#[test]
+fn fuse_what_is_in_smaller_blocks_than_its_server_is_refused() {
+    let name = "nbd_blocks::fuse_what_is_in_smaller_blocks_than_its_server_is_refused";
+    if !require_fuse(name) || !require_tools(name, &["nbdkit", "mke2fs", "setpriv"]) {
+        return;
+    }
+    let place = scratch();
+    let (server, image) = strict(&place, 16);
+    let (uri, other) = (server.uri(""), strict_of(&ext4_of_small_blocks(&place)));
+    let inside = format!("{}#odd.img", other.uri(""));
+    for (words, unfit) in [
+        (&["--offset", "512", &uri][..], "the image does not lie on such blocks"),
+        (&["--block-size", "512", &uri], "the blocks of the device have 512"),
+        (&["--read-only", &inside], "the image does not lie on such blocks"),
+    ] {
+        let ran = place.run([&["attach", "--via", "fuse"], words].concat());
+        let said = format!("the server takes requests in multiples of 4096 bytes only, and {unfit}");
+        assert!(ran.code == 1 && ran.err.contains(&said), "{words:?}: {ran:?}");
+        assert!(ran.err.contains("becket copy "), "{ran:?}");
+    }
+    // Without a device it can be read.
+    assert_eq!(place.ok(["cat", &inside]).len(), 100 << 10);
+    let disk = attach(&place, &["--offset", "4096", &uri]);
+    assert_eq!(fs::read(&disk).unwrap().len(), 16 * MIB - BLOCK);
+    place.ok(["detach", "--all"]);
+
+    // A file, as users without root have it, is read at any byte.
+    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(image.with_extension("nbdkit"), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_becket"), place.path("becket")).unwrap();
+    let home = place.dir("home");
+    tool(Command::new("chown").arg("65534:65534").arg(&home));
+    let mut command = Command::new("setpriv");
+    place.prepare(&mut command);
+    command.env("BECKET_RUNTIME_DIR", home.join("run"));
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(place.path("becket"));
+    let ran = place.finish(command.args(["attach", "--via", "fuse", &uri]));
+    assert!(ran.code == 1 && ran.err.contains("a file, which is read at any byte"), "{ran:?}");
+}
+
+#[test]
+fn an_export_of_whole_blocks_says_so() {
+    let name = "nbd_blocks::an_export_of_whole_blocks_says_so";
+    if !require_tools(name, &["nbdkit", "nbdinfo"]) {
+        return;
+    }
+    let place = scratch();
+    let (server, _) = strict(&place, 16);
+    let uri = place.ok(["export", "--nbd", &format!("unix:{}", place.path("s").display()), &server.uri("")]);
+    let told = tool(Command::new("nbdinfo").args(["--json", uri.trim()]));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["exports"][0]["block_size_minimum"], BLOCK, "{told}");
+    place.ok(["detach", "--all"]);
+}
+
+/// A compressed cluster of a qcow2 lies anywhere in its file.
+#[test]
+fn fuse_compressed_clusters_are_read_in_whole_blocks() {
+    let name = "nbd_blocks::fuse_compressed_clusters_are_read_in_whole_blocks";
+    if !require_fuse(name) || !require_tools(name, &["nbdkit", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let (raw, qcow2) = (place.path("raw"), place.path("c.qcow2"));
+    let half = |at: usize| if at.is_multiple_of(3) { 0 } else { (at / 7 % 251) as u8 };
+    let bytes: Vec<u8> = (0..2 * MIB).map(half).collect();
+    fs::write(&raw, &bytes).unwrap();
+    tool(Command::new("qemu-img").args(["convert", "-c", "-O", "qcow2"]).args([&raw, &qcow2]));
+    let file = File::options().write(true).open(&qcow2).unwrap();
+    file.set_len(file.metadata().unwrap().len().next_multiple_of(BLOCK as u64)).unwrap();
+    let server = strict_of(&qcow2);
+    let disk = attach(&place, &["--read-only", &server.uri("")]);
+    assert!(fs::read(&disk).unwrap() == bytes);
+    place.ok(["detach", "--all"]);
+}
+
+/// An ext4 of blocks of 1 KiB with a file of 100 of them, most of which lie between two of the server's.
+fn ext4_of_small_blocks(place: &Scratch) -> PathBuf {
+    let (tree, image) = (place.dir("tree"), place.path("small.ext4"));
+    fs::write(tree.join("a"), [1; 1024]).unwrap();
+    fs::write(tree.join("odd.img"), [b'x'; 100 << 10]).unwrap();
+    File::create(&image).unwrap().set_len(16 * MIB as u64).unwrap();
+    let make = ["-q", "-t", "ext4", "-b", "1024", "-d"];
+    tool(Command::new("mke2fs").args(make).args([&tree, &image]));
+    image
 }

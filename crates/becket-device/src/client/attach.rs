@@ -100,6 +100,11 @@ fn attach_with(
     let store = Store::open(Runtime::open()?)?;
     let options = &mut options.clone();
     let mut opened = prepare(&store, image, options, leased, doorway.is_some())?;
+    if let Some(export) = &mut options.spec.export {
+        // A server that takes whole blocks only gets the requests of clients as they are.
+        let units = opened.sources.iter().filter_map(Source::link).map(|link| link.agreed().smallest);
+        export.smallest = export.smallest.max(units.max().filter(|unit| *unit > 1));
+    }
     if let Some(doorway) = doorway {
         let reason = format!("it is exported at {}", doorway.export.address);
         let plan = Plan { kind: doorway.kind, reason, rejected: Vec::new() };

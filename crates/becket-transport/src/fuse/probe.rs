@@ -1,7 +1,7 @@
 //! Whether FUSE works here and what it can be for this user: a block device, or a file.
 //! It leaves nothing mounted.
 
-use becket_image::Opened;
+use becket_image::{Opened, Source};
 
 use super::{Connection, MAX_IO, mount};
 use crate::loop_::LoopTransport;
@@ -25,7 +25,15 @@ impl Transport for FuseTransport {
     }
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
-        crate::serve::fits(opened)
+        crate::serve::fits(opened)?;
+        let units = opened.sources.iter().filter_map(Source::link).map(|link| link.agreed().smallest);
+        match units.max() {
+            Some(unit) if unit > 1 && !rustix::process::geteuid().is_root() => Err(format!(
+                "without root FUSE gives a file, which is read at any byte, and the image's server takes \
+                 requests in multiples of {unit} bytes only (becket copy makes a file of the image)"
+            )),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -341,7 +341,7 @@ impl Target for LinkTarget {
     }
 
     fn read_unit(&self, _: DirectIo) -> Option<u64> {
-        None
+        Some(self.source.agreed().smallest.into()).filter(|unit| *unit > 1)
     }
 
     fn unit(&self, _: &Slot) -> u64 {

@@ -256,8 +256,16 @@ impl Maker for Device {
         self.attend().map(drop)
     }
 
-    fn ends(self: Box<Self>, over: bool) -> Left {
-        if over && let State::Open(Open { image, .. }) = self.state {
+    fn ends(mut self: Box<Self>, over: bool) -> Left {
+        if !over {
+            // To close the image would give the lock back, and others could come in between.
+            std::mem::forget(self);
+            return Left::default();
+        }
+        // One that is not open yet is opened, for the lock may be that of a program before.
+        if self.attend().is_ok()
+            && let State::Open(Open { image, .. }) = self.state
+        {
             // The lock goes, so that the next host has not to wait until this one counts as dead.
             self.connections.iter().for_each(|(_, connection)| connection.end());
             drop(self.connections);

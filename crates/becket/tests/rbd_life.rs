@@ -21,6 +21,7 @@ use common::load::Random;
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{alive, scratch, text};
+use serde_json::Value;
 
 /// Blocks that are written and read in turn.
 const BLOCKS: u64 = 64;
@@ -160,6 +161,51 @@ fn fuse_an_image_is_renamed_under_its_device_and_cannot_be_removed() {
     assert!(wait_until(Duration::from_secs(10), lost), "{:?}", only(&place));
     drop(disk);
     place.ok(["detach", "--all"]);
+}
+
+/// The client that has the lock of an image, if it lives.
+fn live_owner(cluster: &Cluster, image: &str) -> Option<String> {
+    let said = |words: &[&str]| -> Value {
+        serde_json::from_str(&cluster.rbd(&[words, &["--format", "json", image]].concat())).unwrap()
+    };
+    let owner = said(&["lock", "ls"])[0]["locker"].as_str()?.to_owned();
+    let watchers = said(&["status"])["watchers"].as_array()?.clone();
+    let lives = |watcher: &Value| owner == format!("client.{}", watcher["client"]);
+    watchers.iter().any(lives).then_some(owner)
+}
+
+/// The next program opens the image at once: without it another host could take it.
+#[test]
+fn fuse_an_idle_device_keeps_its_image_when_its_programs_die() {
+    let name = "rbd_life::fuse_an_idle_device_keeps_its_image_when_its_programs_die";
+    let Some(cluster) = fuse(name) else { return };
+    let (place, other) = (scratch(), scratch());
+    cluster.rbd(&["create", "--size", "8M", "rbd/idle"]);
+    let path = attach(cluster, &place, &["rbd:rbd/idle"]);
+    let disk = open(&path);
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    for victim in ["helper", "server"] {
+        let before = live_owner(cluster, "rbd/idle");
+        assert!(before.is_some());
+        let device = only(&place);
+        match victim {
+            "helper" => kill(helpers(&device["server_pid"])[0]),
+            _ => kill(&device["server_pid"]),
+        }
+        let taken = || live_owner(cluster, "rbd/idle").is_some_and(|owner| Some(owner) != before);
+        assert!(wait_until(Duration::from_secs(20), taken), "{victim}: {:?}", only(&place));
+    }
+    let conf = cluster.conf();
+    let ran = other.run(["attach", "--via", "fuse", "--ceph-conf", conf.to_str().unwrap(), "rbd:rbd/idle"]);
+    assert!(ran.err.contains("is in use"), "{ran:?}");
+    // Its length is followed without a request, too.
+    cluster.rbd(&["resize", "--no-progress", "--size", "16M", "rbd/idle"]);
+    let followed = || only(&place)["size"].as_u64() == Some(16 << 20);
+    assert!(wait_until(Duration::from_secs(10), followed), "{:?}", only(&place));
+    disk.write_all_at(&Block::of(2).0, 0).unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    assert!(cluster.rbd(&["lock", "ls", "rbd/idle"]).trim().is_empty(), "the lock is given back");
 }
 
 /// With a cluster of its own, whose OSD keeps its bytes.

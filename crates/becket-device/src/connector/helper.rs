@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use becket_image::link::{Agreed, channel};
 
+use super::LEGACY;
 pub use super::maker::{Failure, Left, Maker};
 use super::rounds::{Connector, channel_of, plain, refused};
 use crate::contract::Error;
@@ -102,7 +103,7 @@ pub type Begin<P> = fn(Task, P, Line) -> Box<dyn Maker>;
 pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error> {
     let Begun { control, _signals } = role::begin(Role::Helper)?;
     let outcome = ready(&control, prepare);
-    let Ready { task, prepared, timeout, away, channel: [asks, channel] } = match outcome {
+    let Ready { task, prepared, timeout, away, inherits, channel: [asks, channel] } = match outcome {
         Ok(Some(ready)) => ready,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -119,7 +120,10 @@ pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error>
     std::thread::spawn(move || beating.beat());
     let maker = begin(task, prepared, line);
     let connector = Connector::new(maker, timeout, [asks, channel], inherited.requests, away);
-    connector.run(&control);
+    // At once, because without it others could take an image that nobody uses. Where the one before may
+    // still be there it has time to end, and is not fenced off from what is under way.
+    let pause = if inherits { LEGACY } else { Duration::ZERO };
+    connector.looks_after(pause).run(&control);
     Ok(())
 }
 
@@ -130,6 +134,8 @@ struct Ready<P> {
     timeout: Option<Duration>,
     /// For how long the server has been away already, in seconds.
     away: Option<u64>,
+    /// The program before may still be there.
+    inherits: bool,
     channel: [OwnedFd; 2],
 }
 
@@ -156,5 +162,5 @@ fn ready<P>(control: &OwnedFd, prepare: Prepare<P>) -> Result<Option<Ready<P>>, 
         tracing::warn!("{note}");
     }
     let (timeout, away) = (order.timeout.map(Duration::from_secs), order.away);
-    Ok(Some(Ready { task, prepared, timeout, away, channel }))
+    Ok(Some(Ready { task, prepared, timeout, away, inherits: order.inherits, channel }))
 }

@@ -47,6 +47,8 @@ pub(super) struct Connector {
     away: bool,
     /// How long it was away before this process began, until the first request is dealt with.
     waited: Duration,
+    /// After what time it is looked for the server that nobody has asked for yet.
+    first_look: Option<Duration>,
     /// The supervisor has said that the device is detached.
     over: bool,
 }
@@ -74,8 +76,14 @@ impl Connector {
             answered,
             away: away.is_some(),
             waited,
+            first_look: None,
             over: false,
         }
+    }
+
+    /// Looks for the server after that time, whether or not anybody has asked for it.
+    pub(super) fn looks_after(self, time: Duration) -> Connector {
+        Connector { first_look: Some(time), ..self }
     }
 
     /// Works until the supervisor is gone; the threads that go on for as long as workers need them.
@@ -120,7 +128,7 @@ impl Connector {
                 continue;
             }
             let mut fds = [PollFd::new(control, PollFlags::IN), PollFd::new(&self.channel, PollFlags::IN)];
-            let pause = self.away.then_some(timespec(LONGEST_PAUSE));
+            let pause = self.first_look.or_else(|| self.away.then_some(LONGEST_PAUSE)).map(timespec);
             let found = rustix::io::retry_on_intr(|| poll(&mut fds, pause.as_ref())).map_err(|_| Gone)?;
             if !fds[0].revents().is_empty() {
                 self.heed(control)?;
@@ -129,14 +137,7 @@ impl Connector {
                 continue;
             }
             if found == 0 {
-                match self.maker.look() {
-                    Ok(()) => {
-                        self.away = false;
-                        report(control, &LinkReport::Connected)?;
-                    }
-                    Err(Failure::Spent(_)) => return Err(Gone),
-                    Err(_) => {}
-                }
+                self.look_unasked(control)?;
                 continue;
             }
             self.listen()?;
@@ -157,6 +158,34 @@ impl Connector {
             Err(_) => return Err(Gone),
         }
         Ok(())
+    }
+
+    /// Looks whether the server can be reached, for which nobody has asked.
+    fn look_unasked(&mut self, control: &OwnedFd) -> Result<(), Gone> {
+        let first = self.first_look.take().is_some();
+        let (why, spent) = match self.maker.look() {
+            Ok(()) => {
+                self.away = false;
+                return report(control, &LinkReport::Connected);
+            }
+            Err(Failure::Away(why)) => (plain(&why), false),
+            Err(Failure::Spent(why)) => (plain(&why), true),
+            Err(Failure::Over(why)) => {
+                self.away = false;
+                return report(control, &LinkReport::Lost { why: plain(&why) });
+            }
+        };
+        if first {
+            self.away = true;
+            report(control, &LinkReport::Away { why: why.clone() })?;
+        }
+        if !spent {
+            return Ok(());
+        }
+        if first {
+            self.rest(control, LONGEST_PAUSE, &why)?;
+        }
+        Err(Gone)
     }
 
     /// Gets a connection for a request, however long that takes, and answers it.

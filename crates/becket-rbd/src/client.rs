@@ -130,7 +130,7 @@ fn ends_with(stream: &UnixStream, way: Way) -> io::Result<Arc<AtomicBool>> {
 
 /// The image with its lock, where that is free and the user may take it.
 fn locked(image: Image) -> Result<Image, Refusal> {
-    lock::take(&image, false, &[]).map_err(|no| match no {
+    lock::take(&image, false, &[], || ()).map_err(|no| match no {
         NoLock::Not(refusal) => refusal,
         NoLock::Lost(why) => Refusal::new(why),
     })?;

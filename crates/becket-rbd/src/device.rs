@@ -129,8 +129,8 @@ fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
     let failed = |errno| NotOpen::Refused(Refusal::new(cluster::said(errno)));
     if task.writes {
         let address = image.cluster().address().map_err(failed)?;
-        line.tell(News::Client(lock::about_to(&address)));
-        lock::take(&image, task.again, &task.clients).map_err(|no| match no {
+        let begins = || line.tell(News::Client(lock::about_to(&address)));
+        lock::take(&image, task.again, &task.clients, begins).map_err(|no| match no {
             NoLock::Not(refusal) => NotOpen::Refused(refusal),
             NoLock::Lost(why) => NotOpen::Lost(why),
         })?;

@@ -27,7 +27,13 @@ pub(crate) enum NoLock {
 }
 
 /// Takes the lock. `again`: another program has served the device before, and was known by one of `clients`.
-pub(crate) fn take(image: &Image, again: bool, clients: &[String]) -> Result<(), NoLock> {
+/// `begins` is called when it can be had: a program that only tries must not count as one that may have it.
+pub(crate) fn take(
+    image: &Image,
+    again: bool,
+    clients: &[String],
+    begins: impl FnOnce(),
+) -> Result<(), NoLock> {
     let failed = |errno| NoLock::Not(refused(errno).errno(errno));
     let ours = |owner: &str| clients.iter().any(|known| known.trim_start_matches(MAYBE) == owner);
     match image.owner().map_err(failed)? {
@@ -45,6 +51,7 @@ pub(crate) fn take(image: &Image, again: bool, clients: &[String]) -> Result<(),
         }
         _ => {}
     }
+    begins();
     image.lock().map_err(failed)?;
     match image.has_lock() {
         Ok(true) => Ok(()),

@@ -208,6 +208,39 @@ fn fuse_an_idle_device_keeps_its_image_when_its_programs_die() {
     assert!(cluster.rbd(&["lock", "ls", "rbd/idle"]).trim().is_empty(), "the lock is given back");
 }
 
+/// A program that died and may still write is waited for, and never taken for another host.
+#[test]
+fn fuse_a_dead_program_that_cannot_be_fenced_off_is_waited_for() {
+    let name = "rbd_life::fuse_a_dead_program_that_cannot_be_fenced_off_is_waited_for";
+    let Some(cluster) = fuse(name) else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/unfenced"]);
+    let ring = place.path("ring");
+    cluster.user("client.weak", "profile rbd", &ring);
+    cluster.ceph(&["auth", "caps", "client.weak", "mon", "allow r", "osd", "allow rwx"]);
+    let conf = cluster.conf_with(&place, "keyring", ring.to_str().unwrap());
+    let words = ["attach", "--via", "fuse", "--ceph-conf", &conf, "--ceph-id", "weak", "rbd:rbd/unfenced"];
+    let disk = open(Path::new(place.ok(words).trim()));
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    kill(helpers(&only(&place)["server_pid"])[0]);
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_all_at(&Block::of(2).0, 0));
+        let waits =
+            || only(&place)["away"].as_str().is_some_and(|away| away.contains("cannot be fenced off"));
+        assert!(wait_until(Duration::from_secs(30), waits), "{:?}", only(&place));
+        // More programs than are remembered.
+        let log = place.runtime().join("log");
+        let tried = || fs::read_to_string(&log).unwrap().matches("another takes its place").count() > 18;
+        assert!(wait_until(Duration::from_secs(120), || tried() || written.is_finished()));
+        let waits = waits();
+        cluster.ceph(&["auth", "caps", "client.weak", "mon", "profile rbd", "osd", "profile rbd"]);
+        written.join().unwrap().unwrap();
+        assert!(waits, "it was not said why it waits");
+    });
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
 /// With a cluster of its own, whose OSD keeps its bytes.
 #[test]
 fn fuse_no_write_is_lost_when_the_cluster_dies_too() {

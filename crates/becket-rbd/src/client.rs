@@ -78,8 +78,10 @@ fn open(name: &str, way: Way, made: &mut Option<Arc<Made>>) -> Result<(Image, Ag
         }
         _ => cluster.open(true)?,
     };
-    let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
-    Ok((image, serve::agreed(size, read_only, true)))
+    let failed = |errno| Refusal::new(cluster::said(errno)).errno(errno);
+    let size = image.size().map_err(failed)?;
+    let number = cluster.number(&image).map_err(failed)?;
+    Ok((image, serve::agreed(size, read_only, number)))
 }
 
 /// Serves the connection and its further ones until they end, and closes the image.

@@ -7,6 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+#[cfg(doc)]
+use becket_image::link::Agreed;
+use becket_image::link::number_of;
 use becket_image::link::rbd::Rbd;
 
 use crate::library::{Cluster, Errno, Image, Library, Pool};
@@ -185,6 +188,14 @@ impl Connected {
         })?;
         let name = std::mem::replace(&mut self.rbd.image, meanwhile.clone());
         Ok(Made { pool, meanwhile, name })
+    }
+
+    /// What tells an image that was opened from another one under the same name; see [`Agreed::image`].
+    pub(crate) fn number(&self, image: &Image) -> Result<Option<u64>, Errno> {
+        let Some(id) = image.id()? else { return Ok(None) };
+        let snapshot = self.rbd.snapshot.as_deref().map(|name| image.snapshot_id(name)).transpose()?;
+        let whole = snapshot.map_or(id.clone(), |snapshot| format!("{id}@{snapshot}"));
+        Ok(Some(number_of(whole.as_bytes())))
     }
 
     /// Opens the image.

@@ -36,12 +36,7 @@ pub(crate) fn main() -> Result<(), String> {
 
 /// What only a process with all its rights can read, or why that cannot be had.
 type Key = Result<Prepared, Refusal>;
-type Opened = Result<(Image, u64), NotOpen>;
-
-enum NotOpen {
-    Refused(Refusal),
-    Lost(String),
-}
+type Opened = Result<(Image, u64), Failure>;
 
 fn prepare(task: &Task) -> Result<Key, String> {
     Ok(cluster::prepare(Rbd::parse(&task.uri)?))
@@ -59,8 +54,7 @@ enum State {
     Opening(Receiver<Opened>),
     Open(Open),
     /// It could not be opened, and this process can read neither configuration nor key again.
-    Spent(String),
-    Over(String),
+    Failed(Failure),
 }
 
 struct Open {
@@ -100,14 +94,15 @@ impl Device {
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(Failure::Away("the cluster does not answer".to_owned()));
                 }
-                Err(RecvTimeoutError::Disconnected) => State::Spent("it could not be opened".to_owned()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    State::Failed(Failure::Spent("it could not be opened".to_owned()))
+                }
                 Ok(Ok((image, size))) => {
                     let open = Open { image: Arc::new(image), progress: Progress::of(size) };
                     watch(&open, &self.task, &self.line);
                     State::Open(open)
                 }
-                Ok(Err(NotOpen::Refused(refusal))) => State::Spent(refusal.why),
-                Ok(Err(NotOpen::Lost(why))) => State::Over(why),
+                Ok(Err(failure)) => State::Failed(failure),
             };
         }
         match &self.state {
@@ -115,8 +110,7 @@ impl Device {
                 Err(Failure::Over(TAKEN.to_owned()))
             }
             State::Open(open) => Ok(open),
-            State::Over(why) => Err(Failure::Over(why.clone())),
-            State::Spent(why) => Err(Failure::Spent(why.clone())),
+            State::Failed(failure) => Err(failure.clone()),
             _ => Err(Failure::Away("the cluster cannot be reached".to_owned())),
         }
     }
@@ -124,15 +118,20 @@ impl Device {
 
 /// Connects, opens the image, and takes its lock.
 fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
-    let image =
-        prepared.and_then(|prepared| prepared.connect()?.open(!task.writes)).map_err(NotOpen::Refused)?;
-    let failed = |errno| NotOpen::Refused(Refusal::new(cluster::said(errno)));
+    let refused = |refusal: Refusal| Failure::Spent(refusal.why);
+    let cluster = prepared.and_then(Prepared::connect).map_err(refused)?;
+    let image = cluster.open(!task.writes).map_err(refused)?;
+    let failed = |errno| Failure::Spent(cluster::said(errno));
+    // Before the lock: that of another image is none of this device's business.
+    if task.agreed.image.is_some() && cluster.number(&image).map_err(failed)? != task.agreed.image {
+        return Err(Failure::Replaced("another image has its name now".to_owned()));
+    }
     if task.writes {
         let address = image.cluster().address().map_err(failed)?;
         let begins = || line.tell(News::Client(lock::about_to(&address)));
         lock::take(&image, task.again, &task.clients, begins).map_err(|no| match no {
-            NoLock::Not(refusal) => NotOpen::Refused(refusal),
-            NoLock::Lost(why) => NotOpen::Lost(why),
+            NoLock::Not(refusal) => refused(refusal),
+            NoLock::Lost(why) => Failure::Over(why),
         })?;
         line.tell(News::Client(address));
     }

@@ -70,6 +70,8 @@ functions! {
     rbd: rbd_open_read_only(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
     rbd: rbd_close(Handle) -> c_int;
     rbd: rbd_get_size(Handle, *mut u64) -> c_int;
+    rbd: rbd_get_id(Handle, *mut c_char, usize) -> c_int;
+    rbd: rbd_snap_get_id(Handle, *const c_char, *mut u64) -> c_int;
     rbd: rbd_aio_create_completion(*mut c_void, OnComplete, *mut Handle) -> c_int;
     rbd: rbd_aio_get_return_value(Handle) -> isize;
     rbd: rbd_aio_release(Handle);
@@ -385,6 +387,30 @@ impl Image {
         // SAFETY: a handle of ours, and a place for a number.
         said(unsafe { (self.functions().rbd_get_size)(self.handle, &raw mut size) })?;
         Ok(size)
+    }
+
+    /// What no other image of the pool has had, of whatever name; one of the first format has none.
+    pub(crate) fn id(&self) -> Result<Option<String>, Errno> {
+        let mut bytes = [0u8; 256];
+        // SAFETY: a handle of ours, and a buffer of that length.
+        let got = said(unsafe {
+            (self.functions().rbd_get_id)(self.handle, bytes.as_mut_ptr().cast(), bytes.len())
+        });
+        match got {
+            Err(libc::EINVAL) => Ok(None),
+            got => got.map(|()| {
+                let id = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+                Some(id.to_string_lossy().into_owned())
+            }),
+        }
+    }
+
+    /// The same of a snapshot of it.
+    pub(crate) fn snapshot_id(&self, snapshot: &str) -> Result<u64, Errno> {
+        let (snapshot, mut id) = (text(snapshot)?, 0);
+        // SAFETY: a handle of ours, a string, and a place for a number.
+        said(unsafe { (self.functions().rbd_snap_get_id)(self.handle, snapshot.as_ptr(), &raw mut id) })?;
+        Ok(id)
     }
 
     /// Begins some work; `finish` is called by a thread of the library, once.

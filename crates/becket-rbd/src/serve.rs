@@ -80,7 +80,7 @@ impl Progress {
 }
 
 /// What each connection offers.
-pub(crate) fn agreed(size: u64, read_only: bool, structured: bool) -> Agreed {
+pub(crate) fn agreed(size: u64, read_only: bool, image: Option<u64>) -> Agreed {
     let rights = match read_only {
         true => nbd::READ_ONLY,
         false => nbd::SEND_FLUSH | nbd::SEND_FUA | nbd::SEND_TRIM | nbd::SEND_WRITE_ZEROES,
@@ -88,11 +88,12 @@ pub(crate) fn agreed(size: u64, read_only: bool, structured: bool) -> Agreed {
     Agreed {
         size,
         flags: nbd::HAS_FLAGS | nbd::CAN_MULTI_CONN | rights,
-        structured,
-        allocation: structured.then_some(ALLOCATION),
+        structured: true,
+        allocation: Some(ALLOCATION),
         smallest: 1,
         preferred: 4096,
         largest: LARGEST,
+        image,
     }
 }
 

@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Seek as _, SeekFrom};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,6 +21,7 @@ use common::load::Random;
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{alive, scratch, text};
+use rustix::fs::OFlags;
 use serde_json::Value;
 
 /// Blocks that are written and read in turn.
@@ -239,6 +240,42 @@ fn fuse_a_dead_program_that_cannot_be_fenced_off_is_waited_for() {
     });
     drop(disk);
     place.ok(["detach", "--all"]);
+}
+
+/// One that is only read has no lock that keeps it from being removed.
+#[test]
+fn fuse_another_image_of_the_same_name_is_not_served() {
+    let Some(cluster) = fuse("rbd_life::fuse_another_image_of_the_same_name_is_not_served") else { return };
+    let create = || cluster.rbd(&["create", "--size", "8M", "rbd/anew"]);
+    let snap = |what: &str| cluster.rbd(&["snap", what, "--no-progress", "rbd/anew@s"]);
+    create();
+    for image in ["rbd:rbd/anew@s", "rbd:rbd/anew"] {
+        snap("create");
+        let place = scratch();
+        let path = attach(cluster, &place, &["--read-only", image]);
+        // Past the page cache.
+        let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap();
+        let disk = fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
+        disk.read_exact_at(&mut Block::of(0).0, 0).unwrap();
+        snap("rm");
+        if image.contains('@') {
+            snap("create");
+        } else {
+            cluster.rbd(&["rm", "--no-progress", "rbd/anew"]);
+            create();
+        }
+        kill(helpers(&only(&place)["server_pid"])[0]);
+        let said = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("source changed: "));
+        assert!(wait_until(Duration::from_secs(20), said), "{image}: {:?}", only(&place));
+        assert_eq!(text(&only(&place), "state"), "live");
+        assert!(place.ok(["list"]).contains("source changed"));
+        assert!(disk.read_exact_at(&mut Block::of(0).0, 4096).is_err(), "{image}: it is another one's");
+        drop(disk);
+        place.ok(["detach", "--all"]);
+        if image.contains('@') {
+            snap("rm");
+        }
+    }
 }
 
 /// With a cluster of its own, whose OSD keeps its bytes.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use becket_image::link::channel::{Earlier, Legacy};
 
 /// Why there is no connection.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Failure {
     /// The server cannot be reached now: it is tried again.
     Away(String),
@@ -15,6 +15,8 @@ pub enum Failure {
     Spent(String),
     /// It is of no use to try again: requests fail.
     Over(String),
+    /// The same, because another image is there.
+    Replaced(String),
 }
 
 /// What a connector leaves when it ends.

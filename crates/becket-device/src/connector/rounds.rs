@@ -174,6 +174,10 @@ impl Connector {
                 self.away = false;
                 return report(control, &LinkReport::Lost { why: plain(&why) });
             }
+            Err(Failure::Replaced(why)) => {
+                self.away = false;
+                return report(control, &LinkReport::Changed { why: plain(&why) });
+            }
         };
         if first {
             self.away = true;
@@ -216,6 +220,10 @@ impl Connector {
                     report(control, &LinkReport::Lost { why: plain(&why) })?;
                     return channel::give_up(&self.channel, request).map_err(|_| Gone);
                 }
+                Err(Failure::Replaced(why)) => {
+                    report(control, &LinkReport::Changed { why: plain(&why) })?;
+                    return channel::give_up(&self.channel, request).map_err(|_| Gone);
+                }
             };
             if said.as_ref() != Some(&why) {
                 report(control, &LinkReport::Away { why: why.clone() })?;
@@ -253,7 +261,9 @@ impl Connector {
     fn look(&mut self) -> Result<u64, String> {
         match self.maker.look() {
             Ok(()) => self.maker.size().ok_or_else(|| "it says no length".to_owned()),
-            Err(Failure::Away(why) | Failure::Spent(why) | Failure::Over(why)) => Err(why),
+            Err(Failure::Away(why) | Failure::Spent(why) | Failure::Over(why) | Failure::Replaced(why)) => {
+                Err(why)
+            }
         }
     }
 

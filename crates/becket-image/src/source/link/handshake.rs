@@ -54,6 +54,9 @@ pub struct Agreed {
     pub preferred: u32,
     /// Longest payload of a request in bytes; a multiple of `smallest`.
     pub largest: u32,
+    /// Which image it is, where that is known: another one under the same name has another number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<u64>,
 }
 
 impl Agreed {

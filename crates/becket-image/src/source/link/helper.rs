@@ -31,7 +31,7 @@ use super::rbd::Rbd;
 /// The program's file.
 pub const PROGRAM: &str = "becket-rbd";
 /// The version of what becket and the program say to each other. The program refuses any other.
-pub const PROTOCOL: &str = "4";
+pub const PROTOCOL: &str = "5";
 /// Its first word where it is started for one user.
 pub const CLIENT: &str = "client";
 /// A request beside those of NBD: the image that was made ([`Way::Write`]) gets its name. The answer is a

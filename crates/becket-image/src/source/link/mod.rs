@@ -87,10 +87,15 @@ struct Said {
     below: bool,
 }
 
-/// In place of an inode's number: what a URI hashes to, which is the same in every build (FNV-1a).
+/// In place of an inode's number: what a URI hashes to.
 pub(crate) fn identity_of(uri: &Path) -> u64 {
+    number_of(uri.as_os_str().as_bytes())
+}
+
+/// A number for a name, which is the same in every build (FNV-1a).
+pub fn number_of(name: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    uri.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
+    name.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 impl LinkFacts {

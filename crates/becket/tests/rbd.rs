@@ -170,6 +170,9 @@ fn what_stands_against_an_image_is_said() {
     fails(&place.run(["ls", "rbd:rbd/errors", "--ceph-conf", "/none"]), "/none: the configuration");
     let attach = |words: &[&str]| run(&[&["attach", "--via", "fuse"][..], words].concat());
     fails(&attach(&["rbd:rbd/unlocked"]), "lacks the feature exclusive-lock");
+    for via in ["dm", "loop"] {
+        fails(&run(&["attach", "--via", via, "rbd:rbd/errors"]), "the image is on a server");
+    }
     // A key that is none.
     let ring = place.path("ring");
     fs::write(&ring, "[client.wrong]\n\tkey = AQCnHORmm0TDFRAAmDlAj5eDTdRvAWEm0Bm4Tg==\n").unwrap();

@@ -30,7 +30,8 @@ pub(super) fn of(opened: &Opened) -> Result<Vec<Target>, String> {
 
 fn look(source: &Source) -> Result<Below, String> {
     let Some(file) = source.file().filter(|file| file.facts.kind == FileKind::Block) else {
-        return Err("the image lies in a file, and device-mapper needs a block device".to_owned());
+        let where_ = if source.link().is_some() { "is on a server" } else { "lies in a file" };
+        return Err(format!("the image {where_}, and device-mapper needs a block device"));
     };
     let unknown = |error: std::io::Error| format!("the block device below does not answer: {error}");
     let stat = rustix::fs::fstat(&file.buffered).map_err(|errno| unknown(errno.into()))?;

@@ -40,7 +40,7 @@ impl Transport for LoopTransport {
     fn fits(&self, opened: &Opened) -> Result<(), String> {
         match range::range_of(opened) {
             Ok(_) if !opened.grows => Ok(()),
-            _ => Err(range::NOT_ONE.to_owned()),
+            _ => Err(range::not_one(opened)),
         }
     }
 }

@@ -5,9 +5,17 @@ use becket_image::{FileSource, Opened};
 
 use crate::{Error, Kind};
 
-/// Why an image does not fit.
-pub(super) const NOT_ONE: &str = "the image is not one contiguous range of one file: that takes ublk or fuse, or a \
-     raw copy (`qemu-img convert -O raw`)";
+/// Why an image does not fit that is no range of one file, or grows.
+pub(super) fn not_one(opened: &Opened) -> String {
+    match opened.sources.iter().any(|source| source.link().is_some()) {
+        true => "the image is on a server, which the loop driver cannot ask: that takes ublk or fuse",
+        false => {
+            "the image is not one contiguous range of one file: that takes ublk or fuse, or a raw copy \
+             (`qemu-img convert -O raw`)"
+        }
+    }
+    .to_owned()
+}
 
 /// The one range of one file that an image is.
 pub(super) struct Range<'a> {
@@ -28,6 +36,6 @@ pub(super) fn range_of(opened: &Opened) -> Result<Range<'_>, Error> {
     range.ok_or_else(|| Error::DoesNotFit {
         kind: Kind::Loop,
         image: opened.path.clone(),
-        reason: NOT_ONE.to_owned(),
+        reason: not_one(opened),
     })
 }

@@ -159,7 +159,9 @@ pub(super) fn connect(
 ) -> Result<Reached, DialError> {
     let until = Instant::now() + patience;
     let (ours, theirs) = UnixStream::pair()?;
-    let mut child = Command::new(program()?)
+    let missing =
+        |error: io::Error| DialError::Helper { why: error.to_string(), hint: None, errno: libc::ENOENT };
+    let mut child = Command::new(program().map_err(missing)?)
         .args([CLIENT, PROTOCOL, &way.to_string(), &rbd.to_string()])
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
@@ -242,6 +244,16 @@ mod tests {
         for text in ["", "write", "write:", "write:-1", "reads"] {
             assert!(text.parse::<Way>().is_err(), "{text}");
         }
+    }
+
+    /// No hint of a socket is to be given, for the text says which package is missing.
+    #[test]
+    fn a_program_that_is_not_installed_is_named() {
+        let name = "rbd:p/i";
+        let reached = connect(&Rbd::parse(name).unwrap(), Way::Read, true, Duration::from_secs(1));
+        let error = reached.err().unwrap();
+        assert!(error.to_string().contains("package becket-rbd"), "{error}");
+        assert_eq!(error.hint(name.as_ref()), None);
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub(crate) struct StoreOptions {
     /// Keep the store this small: what is not in use is removed, the least recently used first
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) store_limit: Option<u64>,
-    /// Give up if a server has not answered for this time [default: 1min for commands; never for requests
-    /// to a device]
+    /// Give up if a server is away for this time [default: 1min for commands; never for requests to a
+    /// device]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration)]
     pub(crate) origin_timeout: Option<Duration>,
 }

@@ -3,19 +3,17 @@
 //! It has secrets: nothing prints it.
 
 use serde::{Deserialize, Serialize};
-use ureq::Proxy;
-use ureq::http::Uri;
 
 use crate::Error;
 use crate::origin::Rights;
 use crate::place::Parts;
+use crate::proxies::Proxies;
 
 /// See the module.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Access {
     pub(crate) rights: Rights,
-    /// The URL of the proxy.
-    pub(crate) proxy: Option<String>,
+    pub(crate) proxies: Proxies,
     /// The certificates that are trusted, in PEM, where TLS is spoken.
     pub(crate) authorities: Option<String>,
 }
@@ -25,11 +23,8 @@ impl Access {
     pub(crate) fn of_user(url: &str) -> Result<Access, Error> {
         let rights = Rights::of_user(url)?;
         let address = rights.origin().address();
-        let uri = address.parse::<Uri>().ok();
-        let proxy =
-            Proxy::try_from_env().filter(|proxy| uri.as_ref().is_none_or(|uri| !proxy.is_no_proxy(uri)));
         let authorities = Parts::of(&address).is_secure().then(trusted).transpose()?;
-        Ok(Access { rights, proxy: proxy.map(|proxy| proxy.uri().to_string()), authorities })
+        Ok(Access { rights, proxies: Proxies::of_user(), authorities })
     }
 }
 

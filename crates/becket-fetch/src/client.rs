@@ -13,13 +13,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustls::{CertificateError::UnknownIssuer, Error::InvalidCertificate};
 use ureq::http::Response;
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, BodyReader, Proxy};
+use ureq::{Body, BodyReader, ResponseExt as _};
 
 use crate::Error;
 use crate::access::Access;
+use crate::agents::{Agents, HEAD_MAX};
 use crate::answer::{self, ContentRange, header, is_busy};
-use crate::forward;
 use crate::inward::{addresses, is_inward};
 use crate::origin::{Failed, Header, Rights, Short};
 use crate::pace::Pace;
@@ -30,8 +29,6 @@ use crate::waits::{PAUSE, Trouble, Waiting, Waits};
 
 /// How many redirects are followed.
 const REDIRECTS: u32 = 10;
-/// The longest head of an answer, in bytes.
-const HEAD_MAX: usize = 32 << 10;
 /// How long a connection, the head of an answer, and a read of its body may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long one body may take. A slower one is asked for again from where it ended.
@@ -49,6 +46,9 @@ const LEAST: Duration = Duration::from_millis(100);
 /// What a proxy wants that got no password, or a wrong one.
 const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
 
+/// A proxy that is not asked.
+const NO_PROXY: &str = "its proxy is none that becket can use: write http://HOST:PORT into the variable";
+
 /// What helps where nobody knows who has signed a certificate.
 const AUTHORITY: &str =
     "if you trust its authority, name the file of that one's certificate by $SSL_CERT_FILE";
@@ -59,9 +59,7 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
 /// One object on one server.
 #[derive(Debug)]
 pub(crate) struct Client {
-    agent: Agent,
-    /// For plain http through a proxy.
-    forwards: Option<Agent>,
+    agents: Agents,
     pub(crate) url: String,
     access: Box<Mutex<Access>>,
     /// How often something was learned about how to ask.
@@ -86,43 +84,10 @@ impl Client {
         patience: Duration,
         limit: Duration,
     ) -> Result<Client, Error> {
-        let mut tls = TlsConfig::builder()
-            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
-        if let Some(authorities) = &access.authorities {
-            let certificates = parse_pem(authorities.as_bytes()).filter_map(|item| match item {
-                Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                _ => None,
-            });
-            tls = tls.root_certs(RootCerts::Specific(Arc::new(certificates.collect())));
-        }
-        let tls = tls.build();
-        let step = PATIENCE.min(limit);
-        let config = |proxy| {
-            Agent::config_builder()
-                .tls_config(tls.clone())
-                .proxy(proxy)
-                .http_status_as_error(false)
-                .max_redirects(0)
-                .max_redirects_will_error(false)
-                .user_agent(concat!("becket/", env!("CARGO_PKG_VERSION")))
-                // Bytes of the object are wanted, and not of a compressed form of it.
-                .accept_encoding("identity")
-                .max_response_header_size(HEAD_MAX)
-                .timeout_resolve(Some(step))
-                .timeout_connect(Some(step))
-                .timeout_recv_response(Some(step))
-                .timeout_per_read(Some(step))
-                .timeout_recv_body(Some(BODY_WITHIN))
-                .max_idle_connections_per_host(16)
-                .build()
-        };
-        let proxy = access.proxy.as_deref().and_then(|proxy| Proxy::new(proxy).ok());
-        let forwards = proxy.as_ref().and_then(|proxy| forward::agent(proxy, config(None)));
-        let agent = config(proxy).new_agent();
+        let agents = Agents::new(access, PATIENCE.min(limit), BODY_WITHIN);
         let (access, at) = (Box::new(Mutex::new(access.clone())), Mutex::default());
         Ok(Client {
-            agent,
-            forwards,
+            agents,
             url: url.to_owned(),
             access,
             lessons: AtomicU64::new(0),
@@ -137,14 +102,6 @@ impl Client {
     /// The rights, with what was learned, for another process that goes on with it.
     pub(crate) fn access(&self) -> Access {
         lock(&self.access).clone()
-    }
-
-    /// What asks for a URL.
-    fn agent_for(&self, url: &str) -> &Agent {
-        match &self.forwards {
-            Some(forwards) if !Parts::of(url).is_secure() => forwards,
-            _ => &self.agent,
-        }
     }
 
     /// The object's web address.
@@ -343,7 +300,7 @@ impl Client {
             let late = self.pace.late(tries).filter(|late| began.elapsed() + *late < PATIENCE);
             let late = late.filter(|late| *late < left * 3 / 4);
             let within = late.or((left < PATIENCE).then_some(left));
-            let request = self.agent_for(url).get(url);
+            let request = self.agents.of(url)?.get(url);
             let request = headers.iter().fold(request, |all, (name, value)| all.header(*name, value));
             let asked = Instant::now();
             let answer = match within {
@@ -386,6 +343,7 @@ impl Client {
             | ureq::Error::ConnectProxyFailed(_)
             | ureq::Error::BodyStalled => Trouble::Again(error.to_string(), None),
             ureq::Error::Rustls(why) => tls(why),
+            ureq::Error::InvalidProxyUrl => refused(NO_PROXY.to_owned()),
             ureq::Error::LargeResponseHeader(..) => {
                 refused(format!("the head of its answer has more than {HEAD_MAX} bytes"))
             }
@@ -398,6 +356,8 @@ impl Client {
         let refused = |why: String, fix| Trouble::Fatal(self.refused(why, fix));
         let changed =
             |why: &str| Trouble::Fatal(Error::Changed { url: shown(&self.url), why: why.to_owned() });
+        let forwarded = self.agents.is_forwarded(&answer.get_uri().to_string());
+        let who = if forwarded { "the server, or the proxy on the way to it," } else { "the server" };
         match status {
             200 => refused(
                 "the server sends the whole object when it is asked for a part".to_owned(),
@@ -409,8 +369,9 @@ impl Client {
                 Some("in a URL a path inside the image follows #: https://HOST/disk.img#p1"),
             ),
             401 | 403 => refused(
-                format!("the server does not allow it (status {status})"),
-                Some(lock(&self.access).rights.origin().hint()),
+                format!("{who} does not allow it (status {status})"),
+                // A proxy that wants a password says so by another status.
+                (status == 401 || !forwarded).then(|| lock(&self.access).rights.origin().hint()),
             ),
             407 => refused(NO_PASSWORD.to_owned(), None),
             412 => changed("the server has another version"),
@@ -422,9 +383,9 @@ impl Client {
             busy if is_busy(busy) => {
                 let asked = header(answer, "retry-after");
                 let asked = asked.and_then(|asked| answer::retry_after(asked, SystemTime::now()));
-                Trouble::Again(format!("the server answers with status {status}"), asked)
+                Trouble::Again(format!("{who} answers with status {status}"), asked)
             }
-            _ => refused(format!("the server answers with status {status}"), None),
+            _ => refused(format!("{who} answers with status {status}"), None),
         }
     }
 

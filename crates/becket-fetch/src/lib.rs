@@ -31,15 +31,18 @@
 //! | `client` | one range of an object, by as many requests as that takes |
 //! | `waits` | how long it is tried again |
 //! | `pace` | how long answers usually take |
+//! | `agents` | what sends requests, to a server or to a proxy |
 //! | `forward` | plain http through a proxy |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
 //! | `origin` | kinds of origins: web servers, S3, registries |
 //! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
+//! | `proxies` | which proxy is the way to a server |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
 #![forbid(unsafe_code)]
 
 mod access;
+mod agents;
 mod answer;
 mod chunks;
 mod client;
@@ -60,6 +63,7 @@ mod order;
 mod origin;
 mod pace;
 mod place;
+mod proxies;
 mod reading;
 mod remote;
 mod steady;

@@ -390,6 +390,42 @@ fn a_proxy_is_the_way_to_servers_of_other_networks() {
     assert_eq!(proxy.log().len(), log.len());
 }
 
+/// As curl has it; what answers for plain http may be the proxy.
+#[test]
+fn each_scheme_goes_by_its_own_proxy() {
+    let name = "http_source::each_scheme_goes_by_its_own_proxy";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(fs::read(ext4(&place)).unwrap());
+    let (plain, other) = (Proxy::start(origin.port(), 1, None), Proxy::start(1, 1, None));
+    let by = |proxies: &[(&str, &Proxy)], words: &[&str]| {
+        let mut becket = command(&place, words);
+        for name in ["no_proxy", "NO_PROXY", "https_proxy", "HTTPS_PROXY"] {
+            becket.env_remove(name);
+        }
+        becket.envs(proxies.iter().map(|(name, proxy)| (*name, format!("http://{}", proxy.address()))));
+        place.finish(&mut becket)
+    };
+    let far = "http://images.test/d.img";
+    let read = by(&[("https_proxy", &other), ("ALL_PROXY", &other), ("http_proxy", &plain)], &["ls", far]);
+    assert!(read.code == 0 && !plain.log().is_empty(), "{read:?}");
+    let near = origin.url("/d.img");
+    let read = by(&[("https_proxy", &other), ("HTTP_PROXY", &other)], &["ls", &near]);
+    assert_eq!(read.code, 0, "{read:?}");
+    assert_eq!(other.log(), Vec::<String>::new());
+    origin.trick(|_, _| Reply::status(403));
+    let refused = by(&[("http_proxy", &plain)], &["ls", "http://images.test/e.img"]);
+    assert!(refused.err.contains("the proxy on the way") && !refused.err.contains("netrc"), "{refused:?}");
+    origin.trick(|_, reply| reply);
+    let mut becket = command(&place, &["ls", "http://images.test/e.img"]);
+    let refused =
+        place.finish(becket.env_remove("no_proxy").env("http_proxy", "socks5://me:secret@127.0.0.1:1"));
+    assert!(refused.code == 1 && refused.err.contains("none that becket can use"), "{refused:?}");
+    assert!(!refused.err.contains("secret"), "{refused:?}");
+}
+
 /// Its fetcher has the proxy of the command, and its password, which nothing shows.
 #[test]
 fn fuse_a_device_is_fetched_through_a_proxy() {

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::access::Access;
 use crate::agents::{Agents, HEAD_MAX};
 use crate::answer::{self, ContentRange, header, is_busy};
-use crate::inward::{addresses, is_inward};
+use crate::inward::{Inward, led};
 use crate::origin::{Failed, Header, Rights, Short};
 use crate::pace::Pace;
 use crate::place::{Parts, redirected, shown};
@@ -484,16 +484,14 @@ impl Client {
         Steady::new(answer.body_mut().as_reader(), BODY_WITHIN.min(self.limit))
     }
 
-    /// Refuses to follow a redirect to this host or its links, unless the user named such a host.
+    /// Refuses to follow a redirect to this host or its links from a host that is not there.
     fn check_inward(&self, address: &str, url: &str) -> Result<(), Error> {
-        let (named, to) = (Parts::of(address), Parts::of(url));
-        if named.host().eq_ignore_ascii_case(to.host()) || addresses(named).iter().any(is_inward) {
-            return Ok(());
-        }
-        match addresses(to).iter().any(is_inward) {
-            true => Err(self.refused(format!("it redirects to {}, which is this host", shown(url)), None)),
-            false => Ok(()),
-        }
+        let what = match led(Parts::of(address), Parts::of(url)) {
+            Some(Inward::Host) => "this host",
+            Some(Inward::Link) => "a link of this host",
+            None => return Ok(()),
+        };
+        Err(self.refused(format!("it redirects to {}, which is {what}", shown(url)), None))
     }
 
     pub(crate) fn refused(&self, why: String, fix: Option<&'static str>) -> Error {

@@ -50,6 +50,9 @@ impl Place {
         if parts.host().is_empty() {
             return bad("the URL has no host");
         }
+        if !parts.has_port() {
+            return bad("the URL's port is not a number from 1 to 65535");
+        }
         let inside = inside.unwrap_or_default();
         let inside = inside.strip_prefix(b"/").unwrap_or(inside);
         Ok(Place { url, inside: OsStr::from_bytes(inside).to_owned() })
@@ -136,10 +139,22 @@ impl<'a> Parts<'a> {
         authority.split(':').next().unwrap_or_default()
     }
 
+    /// The port as it is written, which may be anything; none where there is none.
+    fn written_port(self) -> Option<&'a str> {
+        let after = self.authority.rsplit(']').next().unwrap_or_default();
+        after.split_once(':').map(|(_, port)| port).filter(|port| !port.is_empty())
+    }
+
+    /// Whether there is such a port.
+    pub(crate) fn has_port(self) -> bool {
+        self.written_port().is_none_or(|port| {
+            port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
+        })
+    }
+
     pub(crate) fn port(self) -> u16 {
         let default = if self.is_secure() { 443 } else { 80 };
-        let after = self.authority.rsplit(']').next().unwrap_or_default();
-        after.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(default)
+        self.written_port().and_then(|port| port.parse().ok()).unwrap_or(default)
     }
 
     /// Whether both are one server: the same scheme, host and port.
@@ -181,6 +196,9 @@ pub(crate) fn redirected(from: &str, location: &str) -> Result<String, String> {
     if parts.authority.contains('@') || parts.host().is_empty() {
         return Err("the server redirects to a URL without a host, or with a password".to_owned());
     }
+    if !parts.has_port() {
+        return Err("the server redirects to a port that does not exist".to_owned());
+    }
     Ok(to)
 }
 
@@ -203,6 +221,20 @@ mod tests {
         assert_eq!(place("HTTP://host/x").unwrap().inside, "");
         for bad in ["http://", "http:///x", "http://u:p@host/x", "http://host/a b", "http://host/\u{1b}[2J"] {
             assert!(place(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_one_or_the_url_is_refused() {
+        for good in
+            ["http://host:/x", "http://host:1/x", "http://[::1]:65535/x", "http://[::1]", "s3://b/a:b"]
+        {
+            assert!(place(good).is_ok(), "{good}");
+        }
+        for bad in ["host:99999", "host:abc", "host:0", "host:+80", "host:80:80", "[::1]:x", "fe80::1"] {
+            let error = place(&format!("http://{bad}/x")).unwrap_err().to_string();
+            assert!(error.contains("port"), "{bad}: {error}");
+            assert!(redirected("http://h/a", &format!("http://{bad}/x")).is_err(), "{bad}");
         }
     }
 

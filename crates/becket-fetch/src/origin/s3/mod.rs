@@ -62,7 +62,8 @@ impl S3 {
         if let Some(endpoint) = &endpoint {
             let parts = Parts::of(endpoint);
             let plain = endpoint.bytes().all(|byte| (0x21..0x7f).contains(&byte)) && !endpoint.contains('?');
-            if !parts.is_web() || parts.host().is_empty() || parts.authority.contains('@') || !plain {
+            let host = !parts.host().is_empty() && parts.has_port() && !parts.authority.contains('@');
+            if !parts.is_web() || !host || !plain {
                 return Err("its endpoint is not a web address".to_owned());
             }
         }
@@ -158,6 +159,7 @@ mod tests {
             "s3://b/x?region=a.evil/",
             "s3://b/x?endpoint=file:///etc",
             "s3://b/x?endpoint=http://u:p@h",
+            "s3://b/x?endpoint=http://h:99999",
         ] {
             assert!(of(bad, &[]).is_err(), "{bad}");
         }

@@ -28,19 +28,19 @@ pub(crate) fn login(host: &str) -> Option<Login> {
 fn find(text: &str, host: &str) -> Option<Login> {
     // A macro ends at an empty line, and has lines like entries.
     let mut lines = text.lines();
-    let mut words: Vec<&str> = Vec::new();
+    let mut words: Vec<String> = Vec::new();
     while let Some(line) = lines.next() {
         if line.split_whitespace().next() == Some("macdef") {
             lines.by_ref().find(|line| line.trim().is_empty());
         } else if !line.trim_start().starts_with('#') {
-            words.extend(line.split_whitespace());
+            words.extend(split(line)?);
         }
     }
     let mut words = words.into_iter();
     let (mut ours, mut name, mut password) = (false, None, None);
     while let Some(word) = words.next() {
         let mut found = || Some(Login { name: name.take()?, password: password.take()? });
-        match word {
+        match word.as_str() {
             "machine" | "default" => {
                 if ours && let Some(login) = found() {
                     return Some(login);
@@ -49,13 +49,44 @@ fn find(text: &str, host: &str) -> Option<Login> {
                 ours =
                     word == "default" || words.next().is_some_and(|named| named.eq_ignore_ascii_case(host));
             }
-            "login" => name = words.next().map(str::to_owned),
-            "password" => password = words.next().map(str::to_owned),
+            "login" => name = words.next(),
+            "password" => password = words.next(),
             "account" => drop(words.next()),
             _ => {}
         }
     }
     Some(Login { name: name.filter(|_| ours)?, password: password? })
+}
+
+/// The words of a line. As curl has it, one that begins with `"` goes on to the next `"`, and a backslash in
+/// it stands before `"`, itself, `n`, `r` and `t`. None if its end is missing: it may be any password then.
+fn split(line: &str) -> Option<Vec<String>> {
+    let (mut words, mut rest) = (Vec::new(), line.trim_start());
+    while !rest.is_empty() {
+        let Some(quoted) = rest.strip_prefix('"') else {
+            let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
+            let (word, after) = rest.split_at(end);
+            words.push(word.to_owned());
+            rest = after.trim_start();
+            continue;
+        };
+        let (mut word, mut letters) = (String::new(), quoted.chars());
+        loop {
+            match letters.next()? {
+                '"' => break,
+                '\\' => word.push(match letters.next()? {
+                    'n' => '\n',
+                    'r' => '\r',
+                    't' => '\t',
+                    other => other,
+                }),
+                letter => word.push(letter),
+            }
+        }
+        words.push(word);
+        rest = letters.as_str().trim_start();
+    }
+    Some(words)
 }
 
 impl Login {
@@ -107,6 +138,26 @@ mod tests {
         assert_eq!(of(&with, "a.example"), pair("me", "one"));
         assert_eq!(of("machine a login", "a"), None);
         assert_eq!(of("machine a login x", "a"), None);
+    }
+
+    #[test]
+    fn quotes_are_read_as_curl_reads_them() {
+        let password = |word: &str| {
+            of(&format!("machine a login me password {word}\nmachine b login c password d"), "a")
+                .map(|(_, password)| password)
+        };
+        for (word, read) in [
+            (r#""a b""#, "a b"),
+            (r#""a\"b\\c\td" "#, "a\"b\\c\td"),
+            (r#"a"b"#, "a\"b"),
+            (r"a\b", r"a\b"),
+            (r##""#x""##, "#x"),
+            (r#""""#, ""),
+        ] {
+            assert_eq!(password(word).as_deref(), Some(read), "{word}");
+        }
+        assert_eq!(password(r#""a b"#), None, "it has no end");
+        assert_eq!(password(r#""a\"#), None);
     }
 
     #[test]

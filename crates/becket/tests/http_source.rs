@@ -293,7 +293,8 @@ fn tls(place: &Scratch) -> Tls {
     let conf = format!(
         "daemon off; master_process off; pid {dir}/pid; error_log {dir}/err; user root;\nevents {{}}\nhttp {{ \
          access_log off;\n{temporary} server {{ listen 127.0.0.1:{port} ssl; root {dir}; \
-         ssl_certificate {dir}/s.pem; ssl_certificate_key {dir}/s.key; }} }}\n"
+         ssl_certificate {dir}/s.pem; ssl_certificate_key {dir}/s.key; location /closed/ {{ alias {dir}/; \
+         if ($http_authorization != \"Bearer t0ken\") {{ return 401; }} }} }} }}\n"
     );
     fs::write(place.path("conf"), conf).unwrap();
     let mut nginx = Command::new("nginx");
@@ -331,6 +332,30 @@ fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
     assert!(other.err.contains("$SSL_CERT_FILE"), "{other:?}");
     let numeric = with(&authority, &["ls", &url.replace("localhost", "127.0.0.1")]);
     assert!(numeric.code == 1 && numeric.err.contains("TLS"), "{numeric:?}");
+}
+
+#[test]
+fn a_token_goes_over_tls_only() {
+    let name = "http_source::a_token_goes_over_tls_only";
+    if !require_plain_machine(name, &["mke2fs", "nginx", "openssl"]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(fs::read(ext4(&place)).unwrap());
+    let Tls { _server, url, authority, .. } = tls(&place);
+    let url = url.replace("/d.img", "/closed/d.img");
+    let read = |token: &str| {
+        let netrc =
+            format!("machine localhost login Bearer password {token}\ndefault login Bearer password x\n");
+        fs::write(place.path("netrc"), netrc).unwrap();
+        place.finish(command(&place, &["ls", &url]).env("SSL_CERT_FILE", &authority))
+    };
+    let wrong = read("other");
+    assert!(wrong.code == 1 && wrong.err.contains("401") && wrong.err.contains("login Bearer"), "{wrong:?}");
+    let right = read("t0ken");
+    assert!(right.code == 0 && right.out.contains("big"), "{right:?}");
+    ok(&place, &["ls", &origin.url("/d.img")]);
+    assert!(origin.log().iter().all(|one| one.header("authorization").is_none()));
 }
 
 /// Its fetcher resolves the name, and has the certificates and passwords of the command, which are nowhere on

@@ -95,6 +95,11 @@ fn a_refusal_says_what_the_server_did() {
     refused(&["ls", &url], "neither an ETag nor a date");
     origin.trick(|_, _| Reply::status(404));
     refused(&["ls", &url], "no such object");
+    origin.trick(|_, _| Reply::status(200));
+    refused(&["ls", &url], "it is empty");
+    refused(&["set", "0", "--image", &url], "a device cannot go over to a URL");
+    refused(&["ls", "http://127.0.0.1:99999/x"], "port is not a number");
+    origin.trick(|_, _| Reply::status(404));
     refused(&["ls", &origin.url("/d.img/p1")], "a path inside the image follows #");
     refused(&["ls", "http://me:secret@127.0.0.1/x"], "password");
     origin.trick(|_, _| Reply::status(503));

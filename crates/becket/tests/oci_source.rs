@@ -139,6 +139,8 @@ fn a_layer_of_a_registry_is_read_and_compared_with_its_digest() {
         assert!(!ran.err.contains("secret") && !ran.err.contains("bWU6c2VjcmV0"), "{ran:?}");
     };
     refused(&url, "docker login");
+    fs::write(place.path("config.json"), r#"{"auths": "#).unwrap();
+    refused(&url, "config.json is not read");
     let auth = |port: u16| format!(r#"{{"auths": {{"127.0.0.1:{port}": {{"auth": "bWU6c2VjcmV0"}}}}}}"#);
     fs::write(place.path("config.json"), auth(port - 1)).unwrap();
     refused(&url, "does not allow it");

@@ -18,6 +18,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Set) -> Result<u8, Failure> {
         return Err(Failure::usage("one image cannot replace the images of several devices")
             .hint("give each device its own: becket set TARGET --image IMAGE"));
     }
+    if let Some(image) = args.image.as_ref().filter(|image| becket_fetch::is_remote(image.as_os_str())) {
+        let what = format!("{}: a device cannot go over to a URL", becket_fetch::named(image.as_os_str()));
+        return Err(Failure::usage(what)
+            .hint("attach the URL as a device of its own, or 'becket copy URL FILE' and --image FILE"));
+    }
     let changes = Changes {
         direct_io: args.direct_io.map(Into::into),
         read_only: args.read_only.map(|switch| switch == Switch::On),

@@ -151,7 +151,9 @@ fn prefetch(ui: &Ui, asked: &StoreOptions, trace: Option<&Path>, urls: &[String]
             Ok(report) => {
                 if !ui.json {
                     let bytes = |key: &str| report.get(key).and_then(Value::as_u64).unwrap_or(0);
-                    let (fetched, size) = (format_size(bytes("fetched")), format_size(bytes("size")));
+                    let size = bytes("size");
+                    // A part that came twice is no further part of it.
+                    let (fetched, size) = (format_size(bytes("fetched").min(size)), format_size(size));
                     let what = if trace.is_some() { "all that the trace names" } else { "all of it" };
                     ui.line(format!("{url}: {fetched} of {size} were fetched, and {what} is in the store"))?;
                 }

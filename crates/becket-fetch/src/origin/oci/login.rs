@@ -24,8 +24,17 @@ struct Auth {
     auth: Option<String>,
 }
 
-/// The value of an `Authorization` header for a registry, `HOST` or `HOST:PORT`.
-pub(super) fn of_user(registry: &str) -> Option<String> {
+/// What these files say of a registry.
+#[derive(Default)]
+pub(super) struct Found {
+    /// The value of an `Authorization` header.
+    pub(super) login: Option<String>,
+    /// A file that cannot be read, and so may have it.
+    pub(super) unread: Option<PathBuf>,
+}
+
+/// Looks a registry up, `HOST` or `HOST:PORT`.
+pub(super) fn of_user(registry: &str) -> Found {
     let env = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let files = [
         env("REGISTRY_AUTH_FILE"),
@@ -34,15 +43,21 @@ pub(super) fn of_user(registry: &str) -> Option<String> {
             .map(|dir| dir.join("config.json")),
         env("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json")),
     ];
-    let read = |path: PathBuf| {
-        let small = std::fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
+    let read = |path: &PathBuf| {
+        let small = std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
         small.then(|| std::fs::read(path).ok())?
     };
-    files.into_iter().flatten().filter_map(read).find_map(|text| find(&text, registry))
+    let mut found = Found::default();
+    for path in files.into_iter().flatten().filter(|path| path.exists()) {
+        match read(&path).and_then(|text| serde_json::from_slice(&text).ok()) {
+            Some(config) => found.login = found.login.or_else(|| find(&config, registry)),
+            None => found.unread = found.unread.or(Some(path)),
+        }
+    }
+    found
 }
 
-fn find(text: &[u8], registry: &str) -> Option<String> {
-    let config: Config = serde_json::from_slice(text).ok()?;
+fn find(config: &Config, registry: &str) -> Option<String> {
     let plain = |name: &str| {
         let name = name.trim_start_matches("https://").trim_start_matches("http://");
         name.trim_end_matches('/').to_ascii_lowercase()
@@ -66,14 +81,14 @@ mod tests {
             br#"{"auths": {"127.0.0.1:5000": {"auth": "bWU6c2VjcmV0"}, "https://Quay.io/": {"auth": "eA=="},
             "https://index.docker.io/v1/": {"auth": "ZA=="}, "bad": {"auth": "a b"}, "helper": {}},
             "credsStore": "x"}"#;
-        let of = |registry| find(text, registry);
+        let config = serde_json::from_slice(text).unwrap();
+        let of = |registry| find(&config, registry);
         assert_eq!(of("127.0.0.1:5000").as_deref(), Some("Basic bWU6c2VjcmV0"));
         assert_eq!(of("quay.io").as_deref(), Some("Basic eA=="));
         assert_eq!(of("registry-1.docker.io").as_deref(), Some("Basic ZA=="));
         for other in ["127.0.0.1:5001", "127.0.0.1", "bad", "helper", "quay.io.evil", "docker.io.evil"] {
             assert_eq!(of(other), None, "{other}");
         }
-        assert_eq!(find(b"{}", "x"), None);
-        assert_eq!(find(b"[", "x"), None);
+        assert_eq!(find(&serde_json::from_slice(b"{}").unwrap(), "x"), None);
     }
 }

@@ -11,6 +11,7 @@ mod login;
 mod manifest;
 
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt as _;
 
 use serde::{Deserialize, Serialize};
 use ureq::http::HeaderMap;
@@ -40,13 +41,18 @@ pub(crate) struct Oci {
     blob: Option<Blob>,
     /// The value of an `Authorization` header for the registry, with the user's password.
     login: Option<String>,
+    /// A file that may have one and cannot be read, for people.
+    #[serde(default)]
+    unread: Option<String>,
     authorization: Option<String>,
 }
 
 impl Oci {
     pub(super) fn of_user(url: &str) -> Result<Oci, String> {
         let mut oci = Oci::of(url)?;
-        oci.login = login::of_user(Parts::of(&oci.registry).authority);
+        let found = login::of_user(Parts::of(&oci.registry).authority);
+        oci.login = found.login;
+        oci.unread = found.unread.map(|path| becket_image::shown(path.as_os_str().as_bytes()));
         Ok(oci)
     }
 
@@ -77,6 +83,7 @@ impl Oci {
             layer,
             blob: None,
             login: None,
+            unread: None,
             authorization: None,
         })
     }
@@ -101,8 +108,9 @@ impl Oci {
         match short.status {
             200 => {}
             401 | 403 => {
-                let why = format!("the registry does not allow it (status {})", short.status);
-                return Err(Failed::Because(why, Some(self.hint())));
+                return Err(
+                    self.not_allowed(format!("the registry does not allow it (status {})", short.status))
+                );
             }
             404 => return Err(format!("the registry has no {}:{reference}", self.name).into()),
             status => return Err(format!("the registry answers with status {status}").into()),
@@ -170,6 +178,13 @@ impl Origin for Oci {
 }
 
 impl Oci {
+    fn not_allowed(&self, why: String) -> Failed {
+        let unread = self.unread.iter().filter(|_| self.login.is_none());
+        let unread: String =
+            unread.map(|path| format!("; {path} is not read: it is not valid JSON")).collect();
+        Failed::Because(why + &unread, Some(self.hint()))
+    }
+
     /// Asks for a token where the registry says. The password goes only to servers of its domain.
     fn token(&self, token: &Token, ask: Ask<'_>) -> Result<String, Failed> {
         let (registry, realm) = (Parts::of(&self.registry), Parts::of(&token.realm));
@@ -186,7 +201,7 @@ impl Oci {
         let short = ask(&url, &login.collect::<Vec<_>>())?;
         if short.status != 200 {
             let why = format!("the registry's server of tokens answers with status {}", short.status);
-            return Err(Failed::Because(why, Some(self.hint())));
+            return Err(self.not_allowed(why));
         }
         Ok(challenge::bearer(&short.body)?)
     }

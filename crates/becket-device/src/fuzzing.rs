@@ -97,6 +97,7 @@ impl Service for Nobody {
             pid: 0,
             worker_pid: None,
             devices: 0,
+            fetchers: None,
             stopping: false,
             notes: Vec::new(),
         }

@@ -474,6 +474,8 @@ fn fuse_a_device_is_fetched_through_a_proxy() {
     assert_eq!(attached.code, 0, "{attached:?}");
     assert!(fs::read(attached.out.trim()).unwrap() == fs::read(&image).unwrap());
     assert!(!place.ok(["list", "-v", "--json"]).contains("secret"));
+    let doctor = place.ok(["doctor"]);
+    assert!(doctor.contains("processes that fetch or decode images: 1"), "{doctor}");
     place.ok(["detach", "--all"]);
 }
 

@@ -187,6 +187,9 @@ pub struct ServerStatus {
     pub worker_pid: Option<u32>,
     /// Number of devices it owns.
     pub devices: u32,
+    /// Number of processes that fetch or decode images; older servers do not say it.
+    #[serde(default)]
+    pub fetchers: Option<u32>,
     /// It was asked to end and does when its devices are gone.
     pub stopping: bool,
     /// Precautions that the environment did not allow.
@@ -318,6 +321,7 @@ mod tests {
             pid: 1,
             worker_pid: None,
             devices: 0,
+            fetchers: None,
             stopping: false,
             notes: Vec::new(),
         }

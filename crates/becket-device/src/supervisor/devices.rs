@@ -545,6 +545,7 @@ impl Service for Supervisor {
             pid: std::process::id(),
             worker_pid: worker.as_ref().map(|worker| worker.id().pid),
             devices: u32::try_from(self.owns()).unwrap_or(u32::MAX),
+            fetchers: u32::try_from(self.fetchers.count()).ok(),
             stopping: self.stopping.load(Ordering::SeqCst),
             notes: self.notes.iter().cloned().chain(of_worker).collect(),
         }

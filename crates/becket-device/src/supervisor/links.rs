@@ -224,6 +224,11 @@ fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours)
 }
 
 impl Fetchers {
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        lock(&self.0).iter().filter(|(_, line)| line.strong_count() > 0).count()
+    }
+
     /// How much there is of the images that come while they are read. It waits for no device.
     pub(super) fn stored(&self) -> Vec<Stored> {
         let lines: Vec<Arc<Line>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();

@@ -44,7 +44,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
             "cgroup": cgroup.is_ok(),
             "server": server.as_ref().ok().and_then(Option::as_ref).map(|server| json!({
                 "version": server.version, "pid": server.pid, "worker_pid": server.worker_pid, "devices": server.devices,
-                "notes": server.notes,
+                "fetchers": server.fetchers, "notes": server.notes,
             })),
             "transports": transports,
             "facilities": facilities.iter().map(|(name, probe)| json!({
@@ -106,13 +106,16 @@ fn server() -> Result<Option<ServerStatus>, String> {
 }
 
 fn reported(server: &Result<Option<ServerStatus>, String>) -> String {
-    let ServerStatus { version, pid, worker_pid, devices, notes, .. } = match server {
+    let ServerStatus { version, pid, worker_pid, devices, fetchers, notes, .. } = match server {
         Ok(Some(server)) => server,
         Ok(None) => return "no server runs; the first attach that needs one starts it".to_owned(),
         Err(why) => return why.clone(),
     };
     let worker = worker_pid.map_or("no worker".to_owned(), |pid| format!("worker {pid}"));
     let mut text = format!("becket {version}, process {pid}, {worker}, devices: {devices}");
+    if let Some(fetchers) = fetchers.filter(|count| *count > 0) {
+        text.push_str(&format!(", processes that fetch or decode images: {fetchers}"));
+    }
     text.push_str(match (worker_pid, notes.as_slice()) {
         (Some(_), []) => {
             "\n  confined: no capability, no path, filtered system calls, restricted rings, locked memory"

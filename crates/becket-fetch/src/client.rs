@@ -126,10 +126,14 @@ impl Client {
         self.bring(range, &mut Some(known.clone()), sink)
     }
 
+    fn waits(&self) -> Waits<'_> {
+        Waits::new(&self.url, self.limit, self.patience, self.waiting.as_ref())
+    }
+
     /// The whole range, by as many attempts as that takes.
     fn bring(&self, range: Range<u64>, known: &mut Option<Known>, sink: Sink<'_>) -> Result<(), Error> {
         let (mut at, mut end) = (range.start, range.end);
-        let mut waits = Waits::new(self);
+        let mut waits = self.waits();
         while at < end {
             let before = at;
             let mut mark = at;
@@ -138,7 +142,7 @@ impl Client {
                 sink(bytes)?;
                 at += bytes.len() as u64;
                 if at - mark >= PROGRESS {
-                    (mark, waits) = (at, Waits::new(self));
+                    (mark, waits) = (at, self.waits());
                 }
                 Ok(())
             });
@@ -172,7 +176,7 @@ impl Client {
             }
             Ok(Short { status, head: answer.headers().clone(), body })
         };
-        let mut waits = Waits::new(self);
+        let mut waits = self.waits();
         loop {
             match once(waits.until()) {
                 Ok(short) => return Ok(short),

@@ -269,7 +269,8 @@ impl Fetcher {
         self.how.succeeded();
     }
 
-    /// Waits for a run to bring, which may be one that nobody waits for; none where nothing is asked, and all may be there that a digest names.
+    /// Waits for a run to bring, which may be one that nobody waits for; none where nothing is asked, and all
+    /// may be there that a digest names.
     fn next(&self) -> Option<(Range<u64>, bool)> {
         let mut plan = lock(&self.chair);
         loop {

@@ -84,8 +84,8 @@ impl Limit {
         *lock(&self.full) = (!had).then(Instant::now);
     }
 
-    /// Whether there was no room when something was to be written last, and that was a moment ago, or there is
-    /// none now for so many bytes more in the file system of `file`.
+    /// Whether there was no room when something was to be written last, and that was a moment ago, or there
+    /// is none now for so many bytes more in the file system of `file`.
     pub(crate) fn is_full(&self, file: &File, bytes: u64) -> bool {
         let free = |room: rustix::fs::StatVfs| room.f_bavail.saturating_mul(room.f_frsize);
         let last = *lock(&self.full);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::client::Client;
 use crate::place::shown;
 
 /// The first wait between attempts, and the longest.
@@ -49,7 +48,11 @@ impl From<Error> for Trouble {
 
 /// How long it is tried again.
 pub(crate) struct Waits<'a> {
-    client: &'a Client,
+    url: &'a str,
+    /// How long a request may go on that brings nothing, and how long the server may be away.
+    limit: Duration,
+    patience: Duration,
+    waiting: Option<&'a Waiting>,
     since: Instant,
     pause: Duration,
     /// Whether it was said that it takes long.
@@ -57,13 +60,20 @@ pub(crate) struct Waits<'a> {
 }
 
 impl<'a> Waits<'a> {
-    pub(crate) fn new(client: &'a Client) -> Waits<'a> {
-        Waits { client, since: Instant::now(), pause: PAUSE, said: false }
+    /// For requests to this URL that may each go on for `limit` without bringing anything, if the server may
+    /// be away for `patience`; `waiting` hears of long waits.
+    pub(crate) fn new(
+        url: &'a str,
+        limit: Duration,
+        patience: Duration,
+        waiting: Option<&'a Waiting>,
+    ) -> Waits<'a> {
+        Waits { url, limit, patience, waiting, since: Instant::now(), pause: PAUSE, said: false }
     }
 
     /// How long a request may go on that brings nothing.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.since.checked_add(self.client.limit)
+        self.since.checked_add(self.limit)
     }
 
     /// Waits until it is worth trying again; an error if that is never, or too late.
@@ -72,15 +82,15 @@ impl<'a> Waits<'a> {
             Trouble::Fatal(error) => return Err(error),
             Trouble::Again(why, asked) => (why, asked),
         };
-        let left = self.client.patience.saturating_sub(self.since.elapsed());
+        let left = self.patience.saturating_sub(self.since.elapsed());
         if left.is_zero() {
             let seconds = self.since.elapsed().as_secs();
-            return Err(Error::Away { url: shown(&self.client.url), seconds, why });
+            return Err(Error::Away { url: shown(self.url), seconds, why });
         }
         // The last try is made when the time is over, and not before.
         let wait = asked.unwrap_or(self.pause).min(left);
         if self.since.elapsed() >= SPEAK_AFTER && !std::mem::replace(&mut self.said, true) {
-            self.client.waiting.iter().for_each(|waiting| waiting.0(&shown(&self.client.url), &why));
+            self.waiting.iter().for_each(|waiting| waiting.0(&shown(self.url), &why));
         }
         std::thread::sleep(wait);
         self.pause = (self.pause * 2).min(LONGEST);

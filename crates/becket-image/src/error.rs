@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::backing::WantedUrl;
+use crate::backing_url::WantedUrl;
 use crate::layer::Foreign;
 use crate::source::link::{DialError, Refused};
 pub use crate::text::quoted;

@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod backing;
+mod backing_url;
 pub mod budget;
 mod bytes;
 pub mod codec;
+mod connected;
 mod cow;
 mod decoded;
 mod disk;
@@ -35,9 +37,10 @@ mod through;
 mod varint;
 pub mod zeroes;
 
-pub use backing::{BackingUrl, WantedUrl, check_prefix, is_within};
+pub use backing_url::{BackingUrl, WantedUrl, check_prefix, is_within};
 pub use budget::Budget;
 pub use bytes::{Reach, ReadAt};
+pub use connected::is_remote;
 pub use cow::Overlay;
 pub use disk::unpack_disk;
 pub use disk::vmdk::is_descriptor as is_vmdk_descriptor;
@@ -54,7 +57,7 @@ pub use options::{Below, OpenOptions, Tail};
 pub use partition::Partition;
 pub use qcow2::export;
 pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};
-pub use remote::{goes_by, holds, is_remote, open_to_write};
+pub use remote::{goes_by, holds, open_to_write};
 pub use resolve::{Split, split};
 pub use source::file::facts::{Alignment, DirectIo, Facts, FileKind};
 pub use source::file::outer::OuterDisk;

@@ -8,8 +8,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::backing::{Allowed, Linked};
+use crate::backing::Linked;
+use crate::backing_url::Allowed;
 use crate::bytes::field;
+use crate::connected;
 use crate::cow::{self, Base};
 use crate::disk::ends::Ends;
 use crate::disk::{self, vmdk};
@@ -75,7 +77,7 @@ pub fn open_to_serve(path: &Path, options: &OpenOptions) -> Result<Opened, Error
 /// `to_serve`: another process is to have what is opened.
 fn open_for(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened, Error> {
     geometry::check_block_size(options.block_size)?;
-    if remote::is_remote(path) {
+    if connected::is_remote(path) {
         return remote::open(path, options, to_serve);
     }
     let Split { host, inside } = split(path);
@@ -106,7 +108,7 @@ fn open_for(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened
 /// # Errors
 /// As [`open()`].
 pub fn locate(path: &Path) -> Result<Location, Error> {
-    if remote::is_remote(path) {
+    if connected::is_remote(path) {
         return Ok(remote::locate(path));
     }
     let Split { host, inside } = split(path);
@@ -167,7 +169,7 @@ pub fn look_by(path: &Path, options: &OpenOptions) -> Result<Walk, Error> {
 }
 
 fn look_within(path: &Path, options: &OpenOptions, budget: &Budget) -> Result<Walk, Error> {
-    if remote::is_remote(path) {
+    if connected::is_remote(path) {
         return remote::look(path, options.format, options.patience, budget);
     }
     let Split { host, inside } = split(path);
@@ -193,7 +195,7 @@ struct Target<'a> {
 /// # Errors
 /// What is below the image cannot be opened.
 pub fn wanted_url(path: &Path, options: &OpenOptions) -> Result<Option<WantedUrl>, Error> {
-    if remote::is_remote(path) {
+    if connected::is_remote(path) {
         return Ok(None);
     }
     let Split { host, inside } = split(path);

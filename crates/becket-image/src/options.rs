@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::backing::Allowed;
+use crate::backing_url::Allowed;
 use crate::{BackingUrl, Budget, DirectIo, Fillers, Format};
 
 /// How to open an image. All sizes are bytes.

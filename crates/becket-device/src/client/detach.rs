@@ -180,8 +180,8 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
             partitions::refresh(&store, device)?;
             Err(error)
         }
-        // A server that does not say that length may answer no read either. The table is not looked at: such a
-        // read waits, and nothing ends it.
+        // A server that does not say that length may answer no read either. The table is not looked at: such
+        // a read waits, and nothing ends it.
         Err(error) => Err(error),
         Ok(()) => partitions::refresh(&store, device),
     }

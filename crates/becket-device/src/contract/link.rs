@@ -80,7 +80,7 @@ pub(crate) enum LinkReport {
     Full,
     /// The server has another version of the object: what is missing cannot be had.
     Changed { why: String },
-    /// The compressed file cannot be decoded, or the image is not that of its digest: what is missing cannot be
-    /// had.
+    /// The compressed file cannot be decoded, or the image is not that of its digest: what is missing cannot
+    /// be had.
     Damaged { why: String },
 }

@@ -24,11 +24,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::dirs::Dirs;
+use super::dirs::{BACKING, Dirs};
 use super::header::BackingName;
 use super::scheme::Spoken;
 use super::{Header, Verdict, Writing, snapshots, unpack_beside, unpack_for};
-use crate::backing::{Allowed, BackingUrl, Linked, WantedUrl, is_url};
+use crate::backing::Linked;
+use crate::backing_url::{Allowed, BackingUrl, WantedUrl, is_url};
 use crate::disk::unpack_disk;
 use crate::error::quoted;
 use crate::image::Image;
@@ -37,7 +38,7 @@ use crate::resolve::{HostInode, resolve};
 use crate::source::file::host::HostFile;
 use crate::source::link::split_inside;
 use crate::text::shown;
-use crate::{Error, Format, Identity, ReadAt, remote, suffix, through};
+use crate::{Error, Format, Identity, ReadAt, connected, suffix, through};
 
 /// The most files below the first: with two descriptors each they pass through one message.
 const CHAIN_MAX: usize = 32;
@@ -71,7 +72,7 @@ impl First<'_> {
     }
 
     /// Whether its bytes come from elsewhere: the directory of its file is not its own.
-    pub(super) fn is_far(&self) -> bool {
+    pub(crate) fn is_far(&self) -> bool {
         self.allowed.fillers.has(self.file.identity())
     }
 
@@ -223,7 +224,8 @@ impl Chain {
         let only_read = old.or(first.unnamed()).or(beside);
         let cluster = header.cluster();
         let refers = header.backing.is_some() || header.data.is_some();
-        let dirs = if refers { Dirs::new(first)? } else { Dirs::default() };
+        let dirs =
+            if refers { Dirs::new(first.file, first.is_far(), first.allowed.dirs)? } else { Dirs::default() };
         let mut files = Files { first, dirs, referenced: Vec::new(), open };
         let (path, far) = (first.file.path.clone(), first.is_far());
         let data = files.data_of(&path, far, &header)?;
@@ -366,8 +368,7 @@ impl Named {
     }
 }
 
-/// What a file is to the image that names it.
-pub(super) const BACKING: &str = "backing file";
+/// See [`BACKING`].
 const DATA: &str = "data file";
 
 fn refused(image: &Path, what: &'static str, name: &[u8], why: String) -> Error {
@@ -411,13 +412,13 @@ impl Files<'_> {
             let why = format!("it lies over version {theirs} of it, and this is version {ours}");
             return Err(refused(image, BACKING, name, why));
         }
-        if !remote::is_remote(&opened.place) {
+        if !connected::is_remote(&opened.place) {
             let found = resolve(&opened.place)?;
             return self.open(image, Some(&opened.url), BACKING, name, found);
         }
         let Allowed { to_serve, patience, .. } = self.first.allowed;
         let budget = self.first.image.budget();
-        let remote = remote::connect_below(&opened.place, to_serve, patience, budget)?;
+        let remote = connected::connect_below(&opened.place, to_serve, patience, budget)?;
         self.is_new(image, BACKING, name, remote.identity())?;
         let raw = remote.image.clone();
         self.referenced.push(Linked::Server(Box::new(remote)));

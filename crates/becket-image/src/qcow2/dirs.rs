@@ -10,13 +10,16 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::chain::{BACKING, First};
 use super::scheme::Spoken;
 use crate::error::quoted;
 use crate::resolve::{HostInode, kind_of};
 use crate::source::file::facts::proc_path;
+use crate::source::file::host::HostFile;
 use crate::text::shown;
 use crate::{Error, FileKind};
+
+/// What a file is to the image that names it, where it is not a file of data.
+pub(super) const BACKING: &str = "backing file";
 
 /// Directories that backing files may lie in.
 #[derive(Debug, Default)]
@@ -58,21 +61,23 @@ impl Dir {
 }
 
 impl Dirs {
-    pub(crate) fn new(first: &First<'_>) -> Result<Dirs, Error> {
+    /// Of the image in this file, which has no directory of its own if it is from far away; and those that
+    /// the user allows.
+    pub(crate) fn new(file: &HostFile, is_far: bool, allowed: &[PathBuf]) -> Result<Dirs, Error> {
         let failed = |dir: &Path| {
             let (path, what) = (dir.to_owned(), "files that an image refers to cannot be looked for in it");
             move |source| Error::Io { path, what, source }
         };
-        let own = match first.file.kind {
+        let own = match file.kind {
             FileKind::Regular => {
-                let dir = first.file.path.parent().unwrap_or(Path::new("/"));
-                Dir::holding(&first.file.path, &first.file.stat).map_err(failed(dir))?
+                let dir = file.path.parent().unwrap_or(Path::new("/"));
+                Dir::holding(&file.path, &file.stat).map_err(failed(dir))?
             }
             FileKind::Block => None,
         };
-        let own = own.filter(|_| !first.is_far());
+        let own = own.filter(|_| !is_far);
         let named = |dir: &PathBuf| Dir::named(dir).map_err(failed(dir));
-        let more = first.allowed.dirs.iter().map(named).collect::<Result<_, _>>()?;
+        let more = allowed.iter().map(named).collect::<Result<_, _>>()?;
         Ok(Dirs { own, more })
     }
 

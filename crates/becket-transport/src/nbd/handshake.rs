@@ -135,7 +135,8 @@ impl Handshake {
         std::mem::take(&mut self.input)
     }
 
-    /// The client has not the right certificate: from now on it is refused whatever it asks for, and hears why.
+    /// The client has not the right certificate: from now on it is refused whatever it asks for, and hears
+    /// why.
     pub fn refuse_stranger(&mut self) {
         self.stranger = true;
     }

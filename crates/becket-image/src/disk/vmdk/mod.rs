@@ -37,7 +37,7 @@ pub(crate) fn unpack(
     let Some(text) = text(first.image).map_err(of)? else { return Ok(None) };
     first.may_refer(Format::Vmdk, || "the files of its pieces".to_owned())?;
     let pieces = parse(&text).map_err(of)?;
-    let dirs = Dirs::new(first)?;
+    let dirs = Dirs::new(first.file, first.is_far(), first.allowed.dirs)?;
     let mut names: Vec<(&[u8], bool)> = Vec::new();
     let (mut referenced, mut files) = (Vec::new(), Vec::new());
     let mut places = Vec::new();

@@ -11,7 +11,6 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::handshake::Agreed;
 use super::helper;
-use super::states::State;
 
 /// Longest description of what is allocated, in bytes.
 const LONGEST_STATUS: u64 = 1 << 20;
@@ -20,6 +19,9 @@ const LONGEST_ERROR: u64 = 4 << 10;
 
 /// A server that brings less than this, in bytes, while it is waited for brings nothing: it may not drip.
 const PROGRESS: usize = 16 << 10;
+
+/// A length in bytes, and its state (`becket_uapi::nbd::STATE_*`).
+pub(super) type State = (u32, u32);
 
 /// A connection.
 #[derive(Debug)]

@@ -8,12 +8,11 @@ use std::time::Duration;
 use becket_uapi::nbd;
 
 use super::channel;
-use super::conn::{Connection, Failure};
+use super::conn::{Connection, Failure, State};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
 use super::handshake::{Agreed, Wanted};
 use super::pool::{self, Pool, SHORT};
-use super::states::State;
 use super::tls::Trust;
 use super::uri::{Endpoint, Server};
 use crate::{Reach, ReadAt};

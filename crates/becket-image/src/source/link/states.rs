@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use becket_uapi::nbd;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, sendmsg};
 
+use super::conn::State;
 use super::pool;
 use super::reader::LinkReader;
 use super::{Endpoint, Trust, Wanted};
@@ -26,9 +27,6 @@ const NUMBER: usize = 8;
 const RANGE: usize = 8;
 /// How long a server that has not answered is not asked again.
 const REST: Duration = Duration::from_secs(10);
-
-/// A length in bytes, and its state.
-pub type State = (u32, u32);
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! What a connection sends: the reply of each request or piece of one, in an order that its client can follow.
-//! It receives nothing.
+//! What a connection sends: the reply of each request or piece of one, in an order that its client can
+//! follow. It receives nothing.
 
 use becket_engine::{Io, Op};
 use becket_uapi::nbd as uapi;

@@ -21,7 +21,7 @@ const LONGEST_ERROR: u64 = 4 << 10;
 const PROGRESS: usize = 16 << 10;
 
 /// A length in bytes, and its state (`becket_uapi::nbd::STATE_*`).
-pub(super) type State = (u32, u32);
+pub type State = (u32, u32);
 
 /// A connection.
 #[derive(Debug)]

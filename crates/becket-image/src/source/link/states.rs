@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use becket_uapi::nbd;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::conn::State;
+pub use super::conn::State;
 use super::pool;
 use super::reader::LinkReader;
 use super::{Endpoint, Trust, Wanted};

@@ -47,7 +47,7 @@ const STORE: usize = uapi::OutHeader::SIZE + uapi::StoreOut::SIZE;
 
 /// Longest read or write of a disk whose requests must be whole units of so many bytes; at most [`MAX_IO`].
 ///
-/// The kernel cuts a transfer where this many bytes are full, or where [`MAX_PAGES`] pages are, whichever
+/// The kernel cuts a transfer where this many bytes are full, or where `MAX_PAGES` pages are, whichever
 /// comes first (`fuse_direct_io`). Only the former is at the end of a unit. It comes first if all those pages
 /// hold that many bytes also where there is no more than a sector in each.
 pub fn max_io(unit: u32) -> u32 {

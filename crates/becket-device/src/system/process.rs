@@ -48,7 +48,7 @@ impl ProcessId {
 }
 
 /// So often a process is looked at before it is taken for stopped.
-const LOOKS: u32 = 1;
+const LOOKS: u32 = 5;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
 impl ProcessId {

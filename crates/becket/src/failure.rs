@@ -51,6 +51,7 @@ const KINDS: &[&str] = &[
     "origin",
     "origin_away",
     "source_changed",
+    "source_damaged",
     "stream",
     "store",
 ];

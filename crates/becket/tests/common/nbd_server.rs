@@ -19,7 +19,7 @@ impl Server {
     pub(crate) fn start(mut command: Command, socket: PathBuf) -> Self {
         let _ = fs::remove_file(&socket);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        assert!(wait_until(Duration::from_secs(10), || socket.exists()), "{command:?} does not listen");
+        assert!(wait_until(Duration::from_secs(10), || listens(&socket)), "{command:?} does not listen");
         Self { child, command, socket }
     }
 
@@ -38,7 +38,7 @@ impl Server {
     pub(crate) fn again(&mut self) {
         let _ = fs::remove_file(&self.socket);
         self.child = self.command.spawn().unwrap();
-        assert!(wait_until(Duration::from_secs(10), || self.socket.exists()), "it does not listen again");
+        assert!(wait_until(Duration::from_secs(10), || listens(&self.socket)), "it does not listen again");
     }
 
     /// nbdkit's file plugin.
@@ -79,6 +79,17 @@ impl Server {
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
+}
+
+/// Whether a process listens at a socket, without being one of its clients: its file is there before that.
+fn listens(socket: &Path) -> bool {
+    // Behind a colon: references, protocol, flags (__SO_ACCEPTCON), type, state, inode, path.
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let is_it = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(3) == Some(&"00010000") && words.get(7).is_some_and(|path| Path::new(path) == socket)
+    };
+    sockets.lines().any(is_it)
 }
 
 impl Drop for Server {

@@ -29,15 +29,11 @@ pub(crate) fn check(words: &[&str]) -> Result<Vec<Case>> {
 
 /// The workspace's own tests that these arguments of cargo choose.
 pub(crate) fn tests(which: &[&str]) -> Result<Vec<Case>> {
+    // Many tests wait: for a device to go, or for a limit to pass.
+    let threads = 2 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut command = exec::cargo();
-    command.args(["test", "--workspace"]).args(which).env("RUST_TEST_THREADS", threads());
+    command.args(["test", "--workspace"]).args(which).env("RUST_TEST_THREADS", threads.to_string());
     tested(&mut command, &[])
-}
-
-/// How many tests of a program run at once. Many wait: for a device to go, or for a limit to pass.
-fn threads() -> String {
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    (2 * processors).to_string()
 }
 
 /// So many failed tests are run again; when more fail, something is broken.
@@ -49,8 +45,10 @@ pub(crate) fn all_tests() -> Result<Vec<Case>> {
     let path = varlinkctl::path()?;
     let all = |words: &[&str]| {
         let mut command = exec::cargo();
-        let threads = if words.is_empty() { threads() } else { "1".to_owned() };
-        command.args(["test", "--workspace"]).env("PATH", &path).env("RUST_TEST_THREADS", threads);
+        command.args(["test", "--workspace"]).env("PATH", &path);
+        if !words.is_empty() {
+            command.env("RUST_TEST_THREADS", "1");
+        }
         tested(&mut command, words)
     };
     let mut cases = all(&[])?;

@@ -88,6 +88,15 @@ fn fuse_a_server_flushes_what_was_written_last_before_its_device_is_gone() {
     }));
     place.ok(["detach", "--all"]);
     assert_eq!(asked(&log).last(), Some(&"flush"), "{}", fs::read_to_string(&log).unwrap());
+    // A device that goes with its last user.
+    let disk = attach(&place, &[&server.uri("")]);
+    let user = open(&disk);
+    assert_eq!(place.run(["detach", disk.to_str().unwrap()]).code, 1, "it is in use");
+    place.ok(["detach", "--lazy", disk.to_str().unwrap()]);
+    user.write_all_at(&Block::of(9).0, 1 << 20).unwrap();
+    drop(user);
+    assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty()));
+    assert_eq!(asked(&log).last(), Some(&"flush"), "{}", fs::read_to_string(&log).unwrap());
     // And what a command leaves behind.
     let script = "dd if=/dev/zero of={} bs=4k count=1 seek=99 oflag=direct conv=notrunc status=none";
     place.ok(["run", "--via", "fuse", &server.uri(""), "--", "sh", "-c", script]);
@@ -129,7 +138,7 @@ fn fuse_detach_says_what_its_server_failed_to_flush() {
     assert!(ran.code == 1 && said["errors"].as_array().unwrap().is_empty(), "{said}");
     assert!(gone["unsaved"].as_str().unwrap().contains("failed to flush"), "{said}");
     assert!(gone["warnings"].to_string().contains("may be lost"), "{said}");
-    // Whoever looks later finds it, too.
+    // The journal of events has it, too.
     let events = place.ok(["events", "--recent", "--no-follow"]);
     assert!(events.contains("unsaved"), "{events}");
 }

@@ -73,22 +73,19 @@ impl Supervisor {
         let driver = self.driver(state.device.info.transport)?;
         let id = DeviceId::of(&state.device.info);
         let (mut has_let_go, mut unsaved) = (false, None);
+        let flushes = state.needs_last_flush();
         if let Some(added) = driver.info(id.number)?.filter(|added| added.mark == state.device.mark) {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
             let stopped = added.stopped;
-            let flushes = state.kept.sources.iter().any(Source::needs_last_flush);
             if !stopped {
-                // Before: a queue ends as soon as its device is stopped.
+                // Before: a queue ends as soon as its device is stopped. It is not taken back where the device
+                // is in use: that may go with its last user before it is asked again.
                 let unasked = if flushes { state.worker.expect(id, true).err() } else { None };
                 unsaved = unasked.map(|error| format!("its server could not be asked to flush: {error}"));
                 let gone = match force || !state.hopeful() {
                     true => driver.stop(id.number).map(|()| true),
                     false => driver.stop_unused(id.number),
                 };
-                if flushes && !matches!(gone, Ok(true)) {
-                    // One that cannot be asked has died.
-                    let _ = state.worker.expect(id, false);
-                }
                 if !gone? {
                     give_up_dead_reads(&state.device.info, &*state.worker);
                     return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
@@ -113,6 +110,9 @@ impl Supervisor {
             unsaved = state.worker.take_unsaved(id).or(unsaved);
             has_let_go = state.worker.alive();
             driver.del(id.number)?;
+        } else if flushes && state.worker.await_closed(id, FAREWELL) {
+            // It went with its last user.
+            unsaved = state.worker.take_unsaved(id);
         }
         // Before anyone can learn that the device is gone: with these go the image's locks. The table of a
         // worker's ring may hold for a while what the worker has released; a dead worker may still write, so

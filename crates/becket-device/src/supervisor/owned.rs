@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use becket_engine::Summary;
+use becket_image::Source;
 use becket_transport::Abilities;
 use tracing::error;
 
@@ -73,6 +74,11 @@ impl Owned {
 }
 
 impl Owning {
+    /// Whether the end of the device may lose what a server has not flushed.
+    pub(super) fn needs_last_flush(&self) -> bool {
+        self.kept.sources.iter().any(Source::needs_last_flush)
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.device.info.name
     }

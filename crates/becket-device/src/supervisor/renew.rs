@@ -67,6 +67,10 @@ impl Supervisor {
         let next = self.next_worker(state)?;
         let id = state.kept.serve.id;
         let deadline = Instant::now() + PATIENCE;
+        if state.needs_last_flush() {
+            // It may have been asked to go, and was in use. One that does not know of ends expects none.
+            let _ = state.worker.expect(id, false);
+        }
         let late = |what: &str| Error::Worker { what: format!("{what} {}", id) };
         loop {
             let held_back = driver.quiesce(id.number, &|| state.worker.leave(id));

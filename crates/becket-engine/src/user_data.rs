@@ -33,7 +33,7 @@ pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
             let way = match way {
                 LineWay::Sent => 0,
                 LineWay::Received => 1,
-                LineWay::Told => 2,
+                LineWay::Answered => 2,
             };
             3 << 24 | way << 16 | u64::from(line)
         }
@@ -52,7 +52,7 @@ pub(crate) fn source_of(word: u64) -> (u32, Source) {
             let way = match word >> 16 & 3 {
                 0 => LineWay::Sent,
                 1 => LineWay::Received,
-                _ => LineWay::Told,
+                _ => LineWay::Answered,
             };
             Source::Link { line: tag, way }
         }
@@ -69,7 +69,7 @@ mod tests {
     proptest! {
         #[test]
         fn user_data_comes_back_as_it_went(queue: u32, kind: u8, tag: u16) {
-            let way = [LineWay::Sent, LineWay::Received, LineWay::Told][usize::from(kind % 3)];
+            let way = [LineWay::Sent, LineWay::Received, LineWay::Answered][usize::from(kind % 3)];
             let link = Source::Link { line: tag, way };
             for source in [Source::Serving { tag }, Source::Intercepted { tag }, Source::Port(Token { kind, tag }), link] {
                 prop_assert_eq!(source_of(user_data(queue, source)), (queue, source));

@@ -408,7 +408,7 @@ impl Object {
         self.grown.swap(false, Ordering::Relaxed)
     }
 
-    /// Compares all bytes with the digest that names them, if all are in the store, whoever has brought them,
+    /// Compares all bytes with the digest that names them, if all are in the store, by whatever process,
     /// and nobody has. If they are others, none of them counts.
     pub(crate) fn compare_whole(&self) -> Result<(), Error> {
         let _alone = lock(&self.comparing);

@@ -217,7 +217,7 @@ impl Maker for Device {
         false
     }
 
-    fn wonders(&mut self, socket: OwnedFd) {
+    fn answer_status(&mut self, socket: OwnedFd) {
         let State::Open(open) = &self.state else { return };
         let (image, progress) = (Arc::downgrade(&open.image), Arc::clone(&open.progress));
         let states = move |offset, len| {

@@ -18,6 +18,7 @@ pub mod process;
 pub mod seccomp;
 pub mod shared;
 pub mod signal;
+mod socket_option;
 pub mod ublk;
 pub mod unsent;
 

@@ -1,7 +1,9 @@
 //! Which process is at the other end of a unix socket (`SO_PEERCRED`, unix(7)).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::AsFd;
+
+use crate::socket_option;
 
 /// The process that made the connection or listened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,21 +19,7 @@ pub struct Peer {
 /// # Errors
 /// The descriptor is not a socket.
 pub fn of(socket: impl AsFd) -> io::Result<Peer> {
-    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: a descriptor that is open, and a structure of that length which the kernel fills.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut found).cast(),
-            &raw mut len,
-        )
-    };
-    if done != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let found = socket_option::read(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })?;
     Ok(Peer { pid: u32::try_from(found.pid).ok().filter(|pid| *pid > 0), uid: found.uid })
 }
 

@@ -1,7 +1,9 @@
 //! What waits in a socket to be sent (`SO_MEMINFO`, sock_diag(7)).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::AsFd;
+
+use crate::socket_option;
 
 /// How many bytes of the kernel's memory they take, as two figures: which of them counts depends on the
 /// socket's family. They change when the other end takes something.
@@ -9,21 +11,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 /// # Errors
 /// The descriptor is not a socket.
 pub fn of(socket: impl AsFd) -> io::Result<[u32; 2]> {
-    let mut found = [0u32; libc::SK_MEMINFO_DROPS as usize + 1];
-    let mut len = size_of_val(&found) as libc::socklen_t;
-    // SAFETY: a descriptor that is open, and an array of that length of which the kernel fills what it knows.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            (&raw mut found).cast(),
-            &raw mut len,
-        )
-    };
-    if done != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let found = socket_option::read(socket, libc::SO_MEMINFO, [0u32; libc::SK_MEMINFO_DROPS as usize + 1])?;
     Ok([found[libc::SK_MEMINFO_WMEM_ALLOC as usize], found[libc::SK_MEMINFO_WMEM_QUEUED as usize]])
 }
 

@@ -176,9 +176,9 @@ fn fuse_an_interrupted_attach_says_what_is_attached() {
     place.ok(["detach", "--all"]);
 
     let (live, ran) = interrupted(&place, &["--json"], &names, Signal::TERM);
-    let told = ran.json();
-    assert_eq!((ran.code, told["devices"].as_array().unwrap().len()), (143, live), "{ran:?}");
-    assert_eq!(text(&told["errors"][0], "kind"), "interrupted");
+    let printed = ran.json();
+    assert_eq!((ran.code, printed["devices"].as_array().unwrap().len()), (143, live), "{ran:?}");
+    assert_eq!(text(&printed["errors"][0], "kind"), "interrupted");
     place.ok(["detach", "--all"]);
 }
 

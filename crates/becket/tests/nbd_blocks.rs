@@ -254,9 +254,9 @@ fn an_export_of_whole_blocks_says_so() {
     let place = scratch();
     let (server, _) = strict(&place, 16);
     let uri = place.ok(["export", "--nbd", &format!("unix:{}", place.path("s").display()), &server.uri("")]);
-    let told = tool(Command::new("nbdinfo").args(["--json", uri.trim()]));
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["exports"][0]["block_size_minimum"], BLOCK, "{told}");
+    let printed = tool(Command::new("nbdinfo").args(["--json", uri.trim()]));
+    let shown: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(shown["exports"][0]["block_size_minimum"], BLOCK, "{shown}");
     place.ok(["detach", "--all"]);
 }
 

@@ -204,7 +204,7 @@ fn fuse_an_image_that_is_not_that_of_its_digest_does_not_count_once_all_of_it_is
     place.ok(["detach", "--all"]);
     let list = web::run(&place, &["--json", "store", "list"]).json();
     assert_eq!(list["objects"][0]["stored"], 0, "{list:#}");
-    // The registry was repaired. It is compared once, whoever has it next.
+    // The registry was repaired. The next process compares it, once.
     origin.replace(bytes.clone(), "\"two\"");
     let disk = attach(&place, &["--fill", &url]);
     let data = Path::new(list["objects"][0]["path"].as_str().unwrap());

@@ -110,7 +110,7 @@ impl Maker for Dialing {
         self.history.left(session, inode);
     }
 
-    fn wonders(&mut self, socket: OwnedFd) {
+    fn answer_status(&mut self, socket: OwnedFd) {
         self.answering.retain(|thread| !thread.is_finished());
         if self.answering.len() < ASKING {
             let describer = Arc::clone(&self.describer);

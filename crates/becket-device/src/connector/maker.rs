@@ -39,9 +39,9 @@ pub trait Maker {
     /// A session does not use the connection any more whose socket has that inode.
     fn left(&mut self, _session: u64, _inode: u64) {}
 
-    /// Somebody asks over that socket what ranges of the image hold, which is answered by a thread of its own
-    /// (`link::states`); where it is closed, nobody answers.
-    fn wonders(&mut self, _socket: OwnedFd) {}
+    /// A worker asks over that socket what ranges of the image hold. A thread of its own answers
+    /// (`link::states`); one that closes the socket answers nothing.
+    fn answer_status(&mut self, _socket: OwnedFd) {}
 
     /// Makes one, and says what became of the bytes of earlier ones.
     ///

@@ -122,7 +122,7 @@ impl Connector {
                 Some(Said::Asks(request)) => return Ok(request),
                 Some(Said::Reported(session)) => self.maker.reported(session),
                 Some(Said::Left(session, inode)) => self.maker.left(session, inode),
-                Some(Said::Wonders) | None => {}
+                Some(Said::AsksStatus) | None => {}
             }
             if !self.heard.is_empty() {
                 continue;
@@ -147,8 +147,8 @@ impl Connector {
     /// Takes in what a worker has said next. Its questions wait for no connection that is being made.
     fn listen(&mut self) -> Result<(), Gone> {
         match channel::next(&self.channel) {
-            Ok(Some((Said::Wonders, socket))) => {
-                socket.into_iter().for_each(|socket| self.maker.wonders(socket))
+            Ok(Some((Said::AsksStatus, socket))) => {
+                socket.into_iter().for_each(|socket| self.maker.answer_status(socket))
             }
             // A request that is asked once more.
             Ok(Some((said @ Said::Asks(_), _))) if self.heard.contains(&said) => {}

@@ -50,8 +50,8 @@ impl Core {
         let outcome = match way {
             LineWay::Sent => self.line_sent(ring, number, result),
             LineWay::Received => self.line_received(ring, number, result),
-            LineWay::Told => {
-                self.told(ring, number, result);
+            LineWay::Answered => {
+                self.status_answered(ring, number, result);
                 Ok(())
             }
         };

@@ -43,8 +43,8 @@ impl Core {
         let target = serving.target(linked.source).and_then(|target| target.link());
         let entry = target.filter(|_| !*closing).and_then(|target| questions.next(target, ring.now()));
         if let Some(entry) = entry {
-            let pushed = self.push_of_line(ring, number, LineWay::Told, entry);
-            return pushed.is_err() && self.told(ring, number, -1);
+            let pushed = self.push_of_line(ring, number, LineWay::Answered, entry);
+            return pushed.is_err() && self.status_answered(ring, number, -1);
         }
         let mut finished = false;
         let now = ring.now();
@@ -57,7 +57,7 @@ impl Core {
 
     /// An answer has come, or never will.
     #[cold]
-    pub(super) fn told(&mut self, ring: &Ring, number: usize, result: i32) -> bool {
+    pub(super) fn status_answered(&mut self, ring: &Ring, number: usize, result: i32) -> bool {
         let tag = self.questions(number).and_then(|questions| questions.received(result, ring.now()));
         self.finished.extend(tag.map(|tag| (tag, Ok(0))));
         tag.is_some()

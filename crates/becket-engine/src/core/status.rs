@@ -35,8 +35,8 @@ impl Core {
             return (run, Some((hole, hole)));
         }
         let linked = self.lines.iter_mut().find(|linked| linked.source == source);
-        let told = linked.and_then(|linked| linked.questions.as_mut()?.told(tag, offset));
-        match told {
+        let answer = linked.and_then(|linked| linked.questions.as_mut()?.status_at(tag, offset));
+        match answer {
             Some(Some((len, hole, zero))) => (run.min(len), Some((hole, zero))),
             Some(None) => (run, None),
             None => (run, asked.then_some((false, false))),

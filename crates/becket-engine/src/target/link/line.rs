@@ -104,7 +104,7 @@ pub(crate) enum Way {
     Sent,
     Received,
     /// Not over its connection: see `questions`.
-    Told,
+    Answered,
 }
 
 /// Takes bytes of a read: its tag, their place in the request, and the bytes.

@@ -27,7 +27,7 @@ pub(crate) struct Questions {
     number: u64,
     answer: Buffers,
     /// Whose answer that is, to what, and its bytes.
-    told: Option<(u16, Question, usize)>,
+    answered: Option<(u16, Question, usize)>,
     /// When something may be asked again, by the ring's clock.
     rests: u64,
 }
@@ -36,7 +36,7 @@ impl Questions {
     pub(crate) fn new() -> Result<Questions, Error> {
         let answer = Buffers::small(1, states::LONGEST)?;
         let (socket, waiting) = Default::default();
-        Ok(Questions { socket, waiting, receives: false, number: 0, answer, told: None, rests: 0 })
+        Ok(Questions { socket, waiting, receives: false, number: 0, answer, answered: None, rests: 0 })
     }
 
     /// Has a range of the source asked about.
@@ -45,15 +45,15 @@ impl Questions {
         self.waiting.push_back((tag, Question { number: self.number, offset, len }));
     }
 
-    /// The operation that receives the next answer, if one is due. What was told before is forgotten.
+    /// The operation that receives the next answer, if one is due. The answer before it is forgotten.
     pub(crate) fn next(&mut self, target: &LinkTarget, now: u64) -> Option<squeue::Entry> {
         let (_, question) = self.waiting.front().filter(|_| !self.receives && now >= self.rests)?;
-        self.told = None;
+        self.answered = None;
         // The process that has answered before may be gone.
         self.socket.take_if(|socket| question.ask(socket).is_err());
         if self.socket.is_none() {
             let (ours, theirs) = channel::pair().ok()?;
-            channel::wonder(target.source.asks(), theirs.as_fd()).ok()?;
+            channel::ask_status(target.source.asks(), theirs.as_fd()).ok()?;
             question.ask(&ours).ok()?;
             self.socket = Some(ours);
         }
@@ -75,7 +75,7 @@ impl Questions {
         let len = usize::try_from(result).unwrap_or(0);
         let ranges = self.answer.slice(0).get(..len).and_then(|answer| question.ranges(answer));
         match ranges {
-            Some(ranges) => self.told = (!ranges.is_empty()).then_some((tag, question, len)),
+            Some(ranges) => self.answered = (!ranges.is_empty()).then_some((tag, question, len)),
             None => self.fails(now),
         }
         Some(tag)
@@ -83,7 +83,7 @@ impl Questions {
 
     /// Nobody answers.
     fn fails(&mut self, now: u64) {
-        (self.socket, self.told) = (None, None);
+        (self.socket, self.answered) = (None, None);
         if now >= self.rests {
             self.rests = now.saturating_add(REST);
         }
@@ -98,13 +98,13 @@ impl Questions {
 
     /// Another request has that tag now.
     pub(crate) fn forget(&mut self, tag: u16) {
-        self.told.take_if(|(whose, ..)| *whose == tag);
+        self.answered.take_if(|(whose, ..)| *whose == tag);
     }
 
-    /// What a request was told of the byte at `offset` of the source, as of `states::state_at`; `None` where
-    /// it was told nothing at all.
-    pub(crate) fn told(&mut self, tag: u16, offset: u64) -> Option<Option<(u64, bool, bool)>> {
-        let (_, question, len) = self.told.filter(|(whose, ..)| *whose == tag)?;
+    /// What the answer to a request says of the byte at `offset` of the source, by `states::state_at`; `None` where
+    /// there is no such answer.
+    pub(crate) fn status_at(&mut self, tag: u16, offset: u64) -> Option<Option<(u64, bool, bool)>> {
+        let (_, question, len) = self.answered.filter(|(whose, ..)| *whose == tag)?;
         let ranges = self.answer.slice(0).get(..len).and_then(|answer| question.ranges(answer))?;
         Some(offset.checked_sub(question.offset).and_then(|at| states::state_at(ranges, at)))
     }
@@ -136,14 +136,14 @@ mod tests {
         questions.queue(7, 4096, 1 << 20);
         questions.queue(8, 0, 512);
         assert_eq!(answered(&mut questions, 1, 512, 0), Some(7));
-        assert_eq!(questions.told(7, 4097), Some(Some((511, true, true))));
-        assert_eq!([4095, 4608].map(|at| questions.told(7, at)), [Some(None); 2], "nothing beyond it");
-        assert_eq!(questions.told(8, 0), None);
+        assert_eq!(questions.status_at(7, 4097), Some(Some((511, true, true))));
+        assert_eq!([4095, 4608].map(|at| questions.status_at(7, at)), [Some(None); 2], "nothing beyond it");
+        assert_eq!(questions.status_at(8, 0), None);
         // The next request of that tag knows nothing.
         questions.forget(8);
-        assert!(questions.told(7, 4096).is_some());
+        assert!(questions.status_at(7, 4096).is_some());
         questions.forget(7);
-        assert_eq!(questions.told(7, 4096), None);
+        assert_eq!(questions.status_at(7, 4096), None);
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(answered(&mut questions, 1, 512, 5), Some(1));
         // The answer to another question is none.
         assert_eq!(answered(&mut questions, 1, 512, 5), Some(2));
-        assert_eq!((questions.told(1, 0), questions.told(2, 0)), (None, None));
+        assert_eq!((questions.status_at(1, 0), questions.status_at(2, 0)), (None, None));
         assert_eq!(questions.rests, 5 + REST);
         assert_eq!((questions.take_back(6), questions.take_back(6)), (Some(3), None));
         assert_eq!(questions.rests, 5 + REST, "no longer for it");

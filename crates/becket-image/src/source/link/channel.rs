@@ -48,7 +48,7 @@ pub enum Said {
     Left(u64, u64),
     /// It has questions about what the image holds, over the socket that comes with this: see
     /// [`states`](super::states).
-    Wonders,
+    AsksStatus,
 }
 
 /// Requests of this process without an answer, each with the inode of the channel that it went over. Each
@@ -133,13 +133,13 @@ pub fn left(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
     Said::Left(own_session(), inode).send(channel.as_fd(), SendFlags::DONTWAIT)
 }
 
-/// Says [`Said::Wonders`], and sends the other end of the socket over which it will ask. A process that does
+/// Says [`Said::AsksStatus`], and sends the other end of the socket over which it will ask. A process that does
 /// not know of questions closes it.
 ///
 /// # Errors
 /// As of [`report`].
-pub fn wonder(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
-    send(channel, &Said::Wonders.encoded(), &[socket], SendFlags::DONTWAIT)
+pub fn ask_status(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
+    send(channel, &Said::AsksStatus.encoded(), &[socket], SendFlags::DONTWAIT)
 }
 
 /// One thread less waits.
@@ -267,7 +267,7 @@ impl Said {
             Said::Asks(request) => (request, u8::from(request.first)),
             Said::Reported(session) => (Request { session, number: None, first: false }, REPORTED),
             Said::Left(session, inode) => (Request { session, number: Some(inode), first: false }, LEFT),
-            Said::Wonders => (Request { session: own_session(), number: None, first: false }, WONDERS),
+            Said::AsksStatus => (Request { session: own_session(), number: None, first: false }, ASKS_STATUS),
         };
         let mut bytes = [last; 17];
         bytes.iter_mut().zip(request.name()).for_each(|(place, byte)| *place = byte);
@@ -288,7 +288,7 @@ impl Said {
             first @ (0 | 1) => Some(Said::Asks(Request { session, number, first: first == 1 })),
             REPORTED => Some(Said::Reported(session)),
             LEFT => Some(Said::Left(session, number?)),
-            WONDERS => Some(Said::Wonders),
+            ASKS_STATUS => Some(Said::AsksStatus),
             _ => None,
         }
     }
@@ -299,7 +299,7 @@ const REPORTED: u8 = 2;
 /// That of one that says what is not used any more.
 const LEFT: u8 = 3;
 /// That of one that has questions.
-const WONDERS: u8 = 4;
+const ASKS_STATUS: u8 = 4;
 
 impl Request {
     /// Session and number.
@@ -445,10 +445,10 @@ mod tests {
     fn questions_come_with_their_socket_and_end_with_a_maker_that_does_not_know_of_them() {
         let (asking, answering) = pair().unwrap();
         let (ours, theirs) = pair().unwrap();
-        wonder(&asking, theirs.as_fd()).unwrap();
-        let Some((Said::Wonders, Some(socket))) = next(&answering).unwrap() else { panic!() };
+        ask_status(&asking, theirs.as_fd()).unwrap();
+        let Some((Said::AsksStatus, Some(socket))) = next(&answering).unwrap() else { panic!() };
         assert_eq!(inode(socket), inode(&theirs));
-        wonder(&asking, theirs.as_fd()).unwrap();
+        ask_status(&asking, theirs.as_fd()).unwrap();
         drop(theirs);
         assert!(begin(&answering, Duration::ZERO).unwrap().requests.is_empty());
         assert_eq!(rustix::net::recv(&ours, &mut [0; 8], RecvFlags::DONTWAIT).unwrap().0, 0);

@@ -1,6 +1,6 @@
 //! What ranges of an export hold, asked of the process that reaches its server.
 //! Who asks hears none of the server's own words, and does not wait: a question and its answer are a message
-//! each, over a pair of sockets of which the other end was sent along ([`channel::wonder`](super::channel)).
+//! each, over a pair of sockets of which the other end was sent along ([`channel::ask_status`](super::channel)).
 //!
 //! A question is a number, an offset and a length. An answer has the number of its question, and length and
 //! state (`becket_uapi::nbd::STATE_*`) of each range from that offset on; none where nothing is known.

@@ -94,8 +94,8 @@ pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<Inherited> {
             bytes => match bytes.and_then(Said::decoded) {
                 Some(Said::Asks(request)) => inherited.requests.push(request),
                 // It was about connections of a predecessor, which has left nothing that depends on it. Who
-                // wonders asks again.
-                Some(Said::Reported(_) | Said::Left(..) | Said::Wonders) | None => {}
+                // asks for the status asks again.
+                Some(Said::Reported(_) | Said::Left(..) | Said::AsksStatus) | None => {}
             },
         }
     }

@@ -60,16 +60,16 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
 #[derive(Debug)]
 pub(crate) struct Client {
     agents: Agents,
-    pub(crate) url: String,
+    url: String,
     access: Box<Mutex<Access>>,
     /// How often something was learned about how to ask.
     lessons: AtomicU64,
     /// Where the last redirect led.
     at: Mutex<Option<String>>,
     /// How long it is tried without any progress.
-    pub(crate) patience: Duration,
+    patience: Duration,
     /// How long one request may go without any.
-    pub(crate) limit: Duration,
+    limit: Duration,
     pace: Pace,
     /// Hears of long waits.
     pub(crate) waiting: Option<Waiting>,

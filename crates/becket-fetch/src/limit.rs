@@ -63,9 +63,7 @@ impl Limit {
                 if left.bytes < bytes && left.last.is_none_or(|last| last.elapsed() > FULL) =>
             {
                 let room = (most / 8).clamp(bytes.min(AT_ONCE), AT_ONCE);
-                // What cannot be removed stays.
-                let total = store.shrink_to(most.saturating_sub(room)).map_or(*most, |(_, total)| total);
-                left.bytes = most.saturating_sub(total);
+                left.bytes = most.saturating_sub(after_removal(store, *most, room));
                 left.last = (left.bytes < bytes).then(Instant::now);
             }
             _ => {}
@@ -113,7 +111,12 @@ impl Limit {
     pub(crate) fn of_one(&self, size: u64, stored: u64) -> Option<u64> {
         let Bound::Store(store, most) = &self.bound else { return None };
         let more = size.saturating_sub(stored);
-        let total = store.shrink_to(most.saturating_sub(more)).map_or(*most, |(_, total)| total);
-        Some(most.saturating_sub(total.saturating_sub(stored)))
+        Some(most.saturating_sub(after_removal(store, *most, more).saturating_sub(stored)))
     }
+}
+
+/// Removes what is not in use until a store of `most` bytes has room for `more`, as far as that goes, and
+/// returns how many it has then.
+fn after_removal(store: &Store, most: u64, more: u64) -> u64 {
+    store.shrink_to(most.saturating_sub(more)).map_or(most, |(_, total)| total)
 }

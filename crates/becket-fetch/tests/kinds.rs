@@ -28,6 +28,17 @@ const SIZE: usize = 200_000;
 /// That of `SIZE` sevens.
 const SEVENS: &str = "sha256:8cfcba83dcfc81a193bb4e52fd3161efb513906f52cbbe2328fac5f1a79c2b6e";
 
+/// A registry with one image, and its URL.
+fn registry_of_sevens() -> (Origin, String) {
+    let origin = Origin::start(vec![7; SIZE]);
+    let url = origin.url("/a/b:c").replacen("http", "oci", 1);
+    origin.trick(|request, reply| match request.path.contains("manifests") {
+        true => with_body(manifest(SEVENS, SIZE)),
+        false => reply,
+    });
+    (origin, url)
+}
+
 /// A registry that wants a token, which it gives, and which is too old after a few requests.
 #[test]
 fn a_token_is_asked_for_and_replaced_when_it_is_too_old() {
@@ -96,12 +107,7 @@ fn what_a_registry_may_not_do_has_its_own_sentence() {
 #[test]
 fn bytes_that_are_not_those_of_the_digest_do_not_count() {
     let store = tempfile::tempdir().unwrap();
-    let origin = Origin::start(vec![7; SIZE]);
-    let url = origin.url("/a/b:c").replacen("http", "oci", 1);
-    origin.trick(|request, reply| match request.path.contains("manifests") {
-        true => with_body(manifest(SEVENS, SIZE)),
-        false => reply,
-    });
+    let (origin, url) = registry_of_sevens();
     let remote = get(&url, store.path()).unwrap();
     remote.bring_all().unwrap();
     drop(remote);
@@ -119,12 +125,7 @@ fn bytes_that_are_not_those_of_the_digest_do_not_count() {
 #[test]
 fn what_several_have_brought_is_compared_as_a_whole_when_it_is_verified() {
     let dir = tempfile::tempdir().unwrap();
-    let origin = Origin::start(vec![7; SIZE]);
-    let url = origin.url("/a/b:c").replacen("http", "oci", 1);
-    origin.trick(|request, reply| match request.path.contains("manifests") {
-        true => with_body(manifest(SEVENS, SIZE)),
-        false => reply,
-    });
+    let (origin, url) = registry_of_sevens();
     let bring = || {
         for range in [0..SIZE as u64 / 2, SIZE as u64 / 2..SIZE as u64] {
             get(&url, dir.path()).unwrap().bring_in_order(&[range]).unwrap();
@@ -147,12 +148,7 @@ fn what_several_have_brought_is_compared_as_a_whole_when_it_is_verified() {
 #[test]
 fn a_part_that_is_fetched_again_is_compared_again() {
     let dir = tempfile::tempdir().unwrap();
-    let origin = Origin::start(vec![7; SIZE]);
-    let url = origin.url("/a/b:c").replacen("http", "oci", 1);
-    origin.trick(|request, reply| match request.path.contains("manifests") {
-        true => with_body(manifest(SEVENS, SIZE)),
-        false => reply,
-    });
+    let (origin, url) = registry_of_sevens();
     let remote = get(&url, dir.path()).unwrap();
     remote.bring_all().unwrap();
     let file = std::fs::File::options().write(true).open(&remote.file).unwrap();

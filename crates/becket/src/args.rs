@@ -23,7 +23,9 @@ mod watch;
 pub(crate) use device::{DeviceOptions, Switch, Via};
 pub(crate) use export::Export;
 use image::format_parser;
-pub(crate) use image::{ImageOptions, LimitOptions, OriginOptions, StoreOptions, Toggle, TraceOptions};
+pub(crate) use image::{
+    ImageOptions, LimitOptions, OriginOptions, StoreDir, StoreOptions, Toggle, TraceOptions,
+};
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
 pub(crate) use watch::{Events, Metrics, Stat, StorageProvider, Top, Why};

@@ -57,7 +57,7 @@ const KINDS: &[&str] = &[
 ];
 
 /// There is no reader to report to: nobody meets it.
-const BROKEN_PIPE: &str = "broken_pipe";
+pub(crate) const BROKEN_PIPE: &str = "broken_pipe";
 
 impl Failure {
     pub(crate) fn new(kind: &str, message: impl Into<String>) -> Self {

@@ -122,7 +122,7 @@ impl Ui {
 
     /// A failure, for people.
     pub(crate) fn failure(&self, failure: &Failure) {
-        if failure.kind == "broken_pipe" {
+        if failure.kind == crate::failure::BROKEN_PIPE {
             return;
         }
         silence();
@@ -139,7 +139,7 @@ impl Ui {
     /// The failure of a whole command; for programs also on standard output.
     pub(crate) fn fatal(&self, failure: &Failure) {
         self.failure(failure);
-        if self.json && failure.kind != "broken_pipe" {
+        if self.json && failure.kind != crate::failure::BROKEN_PIPE {
             let _ = self.value(&json!({ "error": failure.to_json() }));
         }
     }

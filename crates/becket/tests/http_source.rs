@@ -448,7 +448,7 @@ fn each_scheme_goes_by_its_own_proxy() {
     origin.trick(|_, _| Reply::status(403));
     let refused = by(&[("http_proxy", &plain)], &["ls", "http://images.test/e.img"]);
     assert!(refused.err.contains("the proxy on the way") && !refused.err.contains("netrc"), "{refused:?}");
-    origin.trick(|_, reply| reply);
+    origin.honest();
     let mut becket = command(&place, &["ls", "http://images.test/e.img"]);
     let refused =
         place.finish(becket.env_remove("no_proxy").env("http_proxy", "socks5://me:secret@127.0.0.1:1"));

@@ -117,13 +117,11 @@ fn one_missing_in_the_middle() {
 /// Attaches so many images that a signal comes meanwhile; how many were attached is in the first.
 #[track_caller]
 fn interrupted(place: &Scratch, words: &[&str], names: &[String], signal: Signal) -> (usize, Ran) {
-    let mut becket = place.becket();
-    becket.args(["attach", "--via", "fuse"]).args(words).args(names);
     // Tests may run in the background of a shell, which has such programs ignore SIGINT.
     let mut command = Command::new("env");
-    command.arg("--default-signal=INT,TERM").arg(becket.get_program()).args(becket.get_args());
-    becket.get_envs().for_each(|(name, value)| _ = value.map(|value| command.env(name, value)));
-    becket.get_current_dir().map(|dir| command.current_dir(dir));
+    place.prepare(&mut command);
+    command.args(["--default-signal=INT,TERM", env!("CARGO_BIN_EXE_becket"), "attach", "--via", "fuse"]);
+    command.args(words).args(names);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = || fs::read_dir(place.links()).is_ok_and(|mut links| links.next().is_some());
     while !begun() {

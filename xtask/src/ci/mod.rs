@@ -37,7 +37,8 @@ pub(crate) struct Args {
     /// Print the steps' names and end
     #[arg(long)]
     list: bool,
-    /// Run the conformance suite in full in each mode; otherwise random operations are fewer in some modes
+    /// Run the conformance suite in full in each mode that runs; otherwise random operations are fewer in
+    /// some modes
     #[arg(long)]
     whole: bool,
 }

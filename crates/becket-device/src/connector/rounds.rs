@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use becket_image::link::channel::{self, Said};
+use becket_image::link::channel::{self, Request, Said};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::maker::{Failure, Left, Maker};
@@ -38,11 +38,11 @@ pub(super) struct Connector {
     asks: OwnedFd,
     channel: OwnedFd,
     /// Requests that were there before.
-    waiting: VecDeque<channel::Request>,
+    waiting: VecDeque<Request>,
     /// What was said since, in that order: no more than [`ANSWERED`].
     heard: VecDeque<Said>,
     /// Requests that were answered, of which another copy may come: the last [`ANSWERED`].
-    answered: VecDeque<channel::Request>,
+    answered: VecDeque<Request>,
     /// It was reported that the server is away.
     away: bool,
     /// How long it was away before this process began, until the first request is dealt with.
@@ -61,7 +61,7 @@ impl Connector {
         maker: Box<dyn Maker>,
         timeout: Option<Duration>,
         [asks, channel]: [OwnedFd; 2],
-        waiting: Vec<channel::Request>,
+        waiting: Vec<Request>,
         away: Option<u64>,
     ) -> Connector {
         let (waiting, heard, answered) = (waiting.into(), VecDeque::new(), VecDeque::new());
@@ -113,7 +113,7 @@ impl Connector {
 
     /// Waits for a request. Where the server was away for too long for the last one, it is looked for all the
     /// same, so that it is seen when it is back.
-    fn next(&mut self, control: &OwnedFd) -> Result<channel::Request, Gone> {
+    fn next(&mut self, control: &OwnedFd) -> Result<Request, Gone> {
         if let Some(request) = self.waiting.pop_front() {
             return Ok(request);
         }
@@ -150,8 +150,9 @@ impl Connector {
             Ok(Some((Said::AsksStatus, socket))) => {
                 socket.into_iter().for_each(|socket| self.maker.answer_status(socket))
             }
-            // A request that is asked once more.
-            Ok(Some((said @ Said::Asks(_), _))) if self.heard.contains(&said) => {}
+            // A request that is asked once more. One without a number is asked once only.
+            Ok(Some((said @ Said::Asks(Request { number: Some(_), .. }), _)))
+                if self.heard.contains(&said) => {}
             Ok(Some((said, _))) => self.heard.push_back(said),
             Ok(None) => {}
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => tracing::warn!("{error}"),
@@ -193,7 +194,7 @@ impl Connector {
     }
 
     /// Gets a connection for a request, however long that takes, and answers it.
-    fn connected(&mut self, request: channel::Request, control: &OwnedFd) -> Result<(), Gone> {
+    fn connected(&mut self, request: Request, control: &OwnedFd) -> Result<(), Gone> {
         let mut pause = FIRST_PAUSE;
         let (began, waited) = (Instant::now(), std::mem::take(&mut self.waited));
         let too_soon = self.maker.prepares(request.session);

@@ -65,9 +65,7 @@ impl Talk {
 
     /// It gets nothing, and hears why; whether that was not said before.
     pub(super) fn refuse_stranger(&mut self) -> bool {
-        let first = !self.handshake.is_stranger();
-        self.handshake.refuse_stranger();
-        first
+        self.handshake.refuse_stranger()
     }
 
     pub(super) fn into_unread(self) -> Vec<u8> {

@@ -78,8 +78,8 @@ impl Supervisor {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
             let stopped = added.stopped;
             if !stopped {
-                // Before: a queue ends as soon as its device is stopped. It is not taken back where the device
-                // is in use: that may go with its last user before it is asked again.
+                // Before: a queue ends as soon as its device is stopped. It is not taken back where the
+                // device is in use: that may go with its last user before it is asked again.
                 let unasked = if flushes { state.worker.expect(id, true).err() } else { None };
                 unsaved = unasked.map(|error| format!("its server could not be asked to flush: {error}"));
                 let gone = match force || !state.hopeful() {

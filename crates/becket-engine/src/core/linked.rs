@@ -19,7 +19,7 @@ use crate::{
     ring::Ring,
     target::{
         Syncs, Target as _,
-        link::{Ask, Line, LineWay, LinkTarget, Parted, Why},
+        link::{Ask, Line, LineWay, LinkTarget, Why},
     },
     user_data::{NOBODY, Source, user_data},
 };
@@ -144,15 +144,14 @@ impl Core {
             self.lets_go(ring, number);
         }
         finished |= self.heeds(ring, number);
-        let (idle, patience) = self.line(number).map_or((false, None), |it| (it.is_quiet(), it.patience()));
-        if let Some(socket) = self.line(number).and_then(Line::settles) {
+        if let Some(parted) = self.line(number).and_then(Line::settles) {
             if self.closing {
                 let ending = self.serving.ending().is_expected();
                 if let Some(target) = self.link_target(number) {
-                    target.parts(Parted { socket, patience, idle }, ending);
+                    target.parts(parted, ending);
                 }
             } else {
-                drop(socket);
+                drop(parted);
                 finished |= self.after_break(ring, number);
                 finished |= self.heeds(ring, number);
             }

@@ -69,13 +69,12 @@ impl Dirs {
             move |source| Error::Io { path, what, source }
         };
         let own = match file.kind {
-            FileKind::Regular => {
+            FileKind::Regular if !is_far => {
                 let dir = file.path.parent().unwrap_or(Path::new("/"));
                 Dir::holding(&file.path, &file.stat).map_err(failed(dir))?
             }
-            FileKind::Block => None,
+            _ => None,
         };
-        let own = own.filter(|_| !is_far);
         let named = |dir: &PathBuf| Dir::named(dir).map_err(failed(dir));
         let more = allowed.iter().map(named).collect::<Result<_, _>>()?;
         Ok(Dirs { own, more })

@@ -136,14 +136,9 @@ impl Handshake {
     }
 
     /// The client has not the right certificate: from now on it is refused whatever it asks for, and hears
-    /// why.
-    pub fn refuse_stranger(&mut self) {
-        self.stranger = true;
-    }
-
-    /// Whether that was said.
-    pub fn is_stranger(&self) -> bool {
-        self.stranger
+    /// why. Says whether it was not refused before.
+    pub fn refuse_stranger(&mut self) -> bool {
+        !std::mem::replace(&mut self.stranger, true)
     }
 
     /// What the client has sent after its choice.

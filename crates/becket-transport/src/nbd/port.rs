@@ -455,7 +455,9 @@ impl Port for NbdPort {
 
     fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer) {
         let result = answer.result;
-        self.parting.moved();
+        if self.leaving {
+            self.parting.moved();
+        }
         if token == Token::STAGED {
             self.staging = false;
             match usize::try_from(result) {

@@ -21,10 +21,8 @@ pub(crate) struct LimitOptions {
 /// Where the bytes of images on web servers are kept.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct StoreOptions {
-    /// Keep what is fetched from web servers in this directory [default: /var/cache/becket, or
-    /// ~/.cache/becket for users who are not root]
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub(crate) store: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) dir: StoreDir,
     /// Keep the store this small: what is not in use is removed, the least recently used first
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) store_limit: Option<u64>,
@@ -32,6 +30,15 @@ pub(crate) struct StoreOptions {
     /// device]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration)]
     pub(crate) origin_timeout: Option<Duration>,
+}
+
+/// Which store.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct StoreDir {
+    /// Keep what is fetched from web servers in this directory [default: /var/cache/becket, or
+    /// ~/.cache/becket for users who are not root]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) store: Option<PathBuf>,
 }
 
 /// What a start of an image on a server needs.

@@ -1,7 +1,7 @@
 //! The options of `becket store`.
 //! Never does anything: what a command does lives in `commands`.
 
-use super::image::StoreOptions;
+use super::image::{StoreDir, StoreOptions};
 use clap::{Args, Subcommand};
 
 /// List, check, fill or empty the store of what was fetched from web servers
@@ -27,7 +27,7 @@ pub(crate) enum StoreAction {
     /// List what the store has
     List {
         #[command(flatten)]
-        store: StoreOptions,
+        store: StoreDir,
         /// Only what it has of these URLs
         #[arg(value_name = "URL")]
         urls: Vec<String>,
@@ -35,7 +35,7 @@ pub(crate) enum StoreAction {
     /// Compare what the store has with its checksums; what is damaged is fetched again when it is needed
     Verify {
         #[command(flatten)]
-        store: StoreOptions,
+        store: StoreDir,
         /// Only what it has of these URLs
         #[arg(value_name = "URL")]
         urls: Vec<String>,
@@ -43,7 +43,7 @@ pub(crate) enum StoreAction {
     /// Write what was needed of an image since `attach --record`, for `attach --prefetch`
     Trace {
         #[command(flatten)]
-        store: StoreOptions,
+        store: StoreDir,
         /// The image
         #[arg(value_name = "URL")]
         url: String,
@@ -62,7 +62,7 @@ pub(crate) enum StoreAction {
     /// Remove what the store has of these URLs, unless it is in use
     Drop {
         #[command(flatten)]
-        store: StoreOptions,
+        store: StoreDir,
         /// What to remove
         #[arg(value_name = "URL", required_unless_present = "all")]
         urls: Vec<String>,

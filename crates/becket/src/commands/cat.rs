@@ -30,7 +30,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
             match image.and_then(|(path, image)| write(&path, &image)) {
                 Ok(()) => {}
                 // Who wanted all of it must see that it is not.
-                Err(failure) if failure.kind == "broken_pipe" => return Err(failure),
+                Err(failure) if failure.kind == crate::failure::BROKEN_PIPE => return Err(failure),
                 Err(failure) => {
                     ui.failure(&failure);
                     status = failure.status;

@@ -243,7 +243,7 @@ pub(super) fn options(store: &StoreOptions) -> Options {
     };
     let patience = store.origin_timeout.unwrap_or(PATIENCE);
     Options {
-        store: store.store.clone(),
+        store: store.dir.store.clone(),
         no_store: false,
         limit: store.store_limit,
         patience,

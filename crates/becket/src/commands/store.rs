@@ -3,7 +3,7 @@
 
 use super::fetched;
 use crate::{
-    args::{self, StoreAction, StoreOptions},
+    args::{self, StoreAction, StoreDir, StoreOptions},
     failure::Failure,
     progress::Progress,
     ui::{Ui, table},
@@ -23,11 +23,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Store) -> Result<u8, Failure> {
     }
 }
 
-fn open(store: &StoreOptions) -> Result<Store, Failure> {
-    if store.store_limit.is_some() {
-        return Err(Failure::usage("--store-limit is for commands that fetch".to_owned())
-            .hint("becket store drop URL removes what is not needed"));
-    }
+fn open(store: &StoreDir) -> Result<Store, Failure> {
     Store::open(store.store.as_deref()).map_err(failed)
 }
 
@@ -56,7 +52,7 @@ fn chosen(store: &Store, urls: &[String]) -> Result<Vec<Entry>, Failure> {
     Ok(all)
 }
 
-fn list(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
+fn list(ui: &Ui, asked: &StoreDir, urls: &[String]) -> Result<u8, Failure> {
     let objects = chosen(&open(asked)?, urls)?;
     if ui.json {
         ui.document(&json!({ "objects": objects }))?;
@@ -77,7 +73,7 @@ fn list(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn verify(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
+fn verify(ui: &Ui, asked: &StoreDir, urls: &[String]) -> Result<u8, Failure> {
     let store = open(asked)?;
     let objects = chosen(&store, urls)?;
     let number = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -111,7 +107,7 @@ fn verify(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure>
     Ok(status)
 }
 
-fn drop_objects(ui: &Ui, asked: &StoreOptions, urls: &[String], all: bool) -> Result<u8, Failure> {
+fn drop_objects(ui: &Ui, asked: &StoreDir, urls: &[String], all: bool) -> Result<u8, Failure> {
     let store = open(asked)?;
     let objects = if all { store.list().map_err(failed)? } else { chosen(&store, urls)? };
     let dropped = store.remove(objects).map_err(failed)?;
@@ -126,7 +122,7 @@ fn drop_objects(ui: &Ui, asked: &StoreOptions, urls: &[String], all: bool) -> Re
     Ok(u8::from(!dropped.kept.is_empty()))
 }
 
-fn trace(ui: &Ui, asked: &StoreOptions, url: &str) -> Result<u8, Failure> {
+fn trace(ui: &Ui, asked: &StoreDir, url: &str) -> Result<u8, Failure> {
     let store = open(asked)?;
     let mut needs = Vec::new();
     for entry in chosen(&store, &[url.to_owned()])? {

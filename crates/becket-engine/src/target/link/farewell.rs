@@ -16,21 +16,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
-use crate::aside;
+use super::line::Parted;
+use crate::{aside, slot::errno_of};
 
 /// How long a server may take for the last flush of a device, its connection included.
 pub const FAREWELL: Duration = Duration::from_secs(8);
 /// No request of a queue has this cookie: there are not so many connections.
 const COOKIE: u64 = u64::MAX;
-
-/// A connection that its queue has left, and how long the user lets its server be away.
-#[derive(Debug)]
-pub(crate) struct Parted {
-    pub(crate) socket: OwnedFd,
-    pub(crate) patience: Option<Duration>,
-    /// Nothing is unanswered over it.
-    pub(crate) idle: bool,
-}
 
 /// The connections of queues that have ended, over which finished writes may still have to be flushed.
 #[derive(Debug, Default)]
@@ -75,10 +67,7 @@ pub(super) fn flush(parked: &[Parted], until: Instant) -> io::Result<Option<Errn
         asked?;
         match answers(&parted.socket, until)? {
             0 => {}
-            error => {
-                let errno = i32::try_from(error).ok().filter(|error| (1..=4095).contains(error));
-                failed = Some(errno.map_or(Errno::IO, Errno::from_raw_os_error));
-            }
+            error => failed = Some(i32::try_from(error).map_or(Errno::IO, |error| errno_of(-error))),
         }
     }
     Ok(failed)

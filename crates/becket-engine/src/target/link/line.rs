@@ -98,6 +98,15 @@ enum Link {
     },
 }
 
+/// A connection that its queue has left, and how long the user lets its server be away.
+#[derive(Debug)]
+pub(crate) struct Parted {
+    pub(crate) socket: OwnedFd,
+    pub(crate) patience: Option<Duration>,
+    /// Nothing is unanswered over it.
+    pub(crate) idle: bool,
+}
+
 /// Which of its operations has completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -506,12 +515,14 @@ impl Line {
 
     /// The connection that was given up, once the kernel has nothing of it any more. What was not answered is
     /// queued then, to be sent again.
-    pub(crate) fn settles(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn settles(&mut self) -> Option<Parted> {
         let quiet = self.sending == 0 && self.batch.is_empty() && self.receiving == Receiving::Nothing;
         if !quiet || !matches!(self.link, Link::Broken { .. }) {
             return None;
         }
         let Link::Broken { socket } = std::mem::replace(&mut self.link, Link::Down) else { return None };
+        // Nothing is with the server that it has not answered, and no part of an answer is here.
+        let idle = self.busy == self.queue.len() && self.payload.is_none() && self.start == self.end;
         self.payload = None;
         for tag in 0..self.pieces.len() {
             if let Some(piece) = self.pieces.get_mut(tag).filter(|piece| piece.stage == Stage::Sent) {
@@ -519,17 +530,7 @@ impl Line {
                 self.queue.push_back(tag as u16);
             }
         }
-        Some(socket)
-    }
-
-    /// Whether nothing is with the server that it has not answered, and no part of an answer is here.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.busy == self.queue.len() && self.payload.is_none() && self.start == self.end
-    }
-
-    /// How long the user lets its server be away.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        self.patience
+        Some(Parted { socket, patience: self.patience, idle })
     }
 
     /// Takes back the next request that is not with the kernel and of which `is` says so.

@@ -33,9 +33,8 @@ use rustix::io::Errno;
 use self::dialer::Dialer;
 pub use self::farewell::FAREWELL;
 use self::farewell::Parking;
-pub(crate) use self::farewell::Parted;
 use self::group::Group;
-pub(crate) use self::line::{Ask, Line, Way as LineWay, Why};
+pub(crate) use self::line::{Ask, Line, Parted, Way as LineWay, Why};
 pub(crate) use self::questions::Questions;
 use super::{
     contract::{Completed, Piece, SLOTS, Target},

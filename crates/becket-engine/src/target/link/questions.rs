@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use becket_image::link::{
     channel,
-    states::{self, Question},
+    states::{self, Cursor, Question},
 };
 use io_uring::{opcode, squeue, types::Fd};
 
@@ -28,6 +28,8 @@ pub(crate) struct Questions {
     answer: Buffers,
     /// Whose answer that is, to what, and its bytes.
     answered: Option<(u16, Question, usize)>,
+    /// Where among its ranges was looked last.
+    cursor: Cursor,
     /// When something may be asked again, by the ring's clock.
     rests: u64,
 }
@@ -36,7 +38,16 @@ impl Questions {
     pub(crate) fn new() -> Result<Questions, Error> {
         let answer = Buffers::small(1, states::LONGEST)?;
         let (socket, waiting) = Default::default();
-        Ok(Questions { socket, waiting, receives: false, number: 0, answer, answered: None, rests: 0 })
+        Ok(Questions {
+            socket,
+            waiting,
+            receives: false,
+            number: 0,
+            answer,
+            answered: None,
+            cursor: Cursor::default(),
+            rests: 0,
+        })
     }
 
     /// Has a range of the source asked about.
@@ -70,7 +81,7 @@ impl Questions {
 
     /// It has come, or never will. Without one, nothing is asked for a while.
     pub(crate) fn received(&mut self, result: i32, now: u64) -> Option<u16> {
-        self.receives = false;
+        (self.receives, self.cursor) = (false, Cursor::default());
         let (tag, question) = self.waiting.pop_front()?;
         let len = usize::try_from(result).unwrap_or(0);
         let ranges = self.answer.slice(0).get(..len).and_then(|answer| question.ranges(answer));
@@ -101,12 +112,14 @@ impl Questions {
         self.answered.take_if(|(whose, ..)| *whose == tag);
     }
 
-    /// What the answer to a request says of the byte at `offset` of the source, by `states::state_at`; `None` where
-    /// there is no such answer.
+    /// What the answer to a request says of the byte at `offset` of the source, by `states::state_at`; `None`
+    /// where there is no such answer.
     pub(crate) fn status_at(&mut self, tag: u16, offset: u64) -> Option<Option<(u64, bool, bool)>> {
         let (_, question, len) = self.answered.filter(|(whose, ..)| *whose == tag)?;
         let ranges = self.answer.slice(0).get(..len).and_then(|answer| question.ranges(answer))?;
-        Some(offset.checked_sub(question.offset).and_then(|at| states::state_at(ranges, at)))
+        Some(
+            offset.checked_sub(question.offset).and_then(|at| states::state_at(ranges, at, &mut self.cursor)),
+        )
     }
 
     /// The queue ends, and waits for no answer.

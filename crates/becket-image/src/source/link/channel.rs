@@ -133,8 +133,8 @@ pub fn left(channel: impl AsFd, socket: BorrowedFd<'_>) -> io::Result<()> {
     Said::Left(own_session(), inode).send(channel.as_fd(), SendFlags::DONTWAIT)
 }
 
-/// Says [`Said::AsksStatus`], and sends the other end of the socket over which it will ask. A process that does
-/// not know of questions closes it.
+/// Says [`Said::AsksStatus`], and sends the other end of the socket over which it will ask. A process that
+/// does not know of questions closes it.
 ///
 /// # Errors
 /// As of [`report`].

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::conn::Connection;
 use super::handshake::{Handshake, Next, Wanted};
-use super::states::{Question, state_at};
+use super::states::{Cursor, Question, state_at};
 
 /// The most that is read of a server's words at once, and that is said to it, in bytes.
 const MOST_HELD: usize = 16 << 10;
@@ -69,13 +69,13 @@ pub fn states(bytes: &[u8]) -> bool {
     let Some(number) = bytes.first_chunk() else { return false };
     let question = Question { number: u64::from_le_bytes(*number), offset: 0, len: u64::MAX };
     let Some(ranges) = question.ranges(bytes) else { return false };
-    let mut at: u64 = 0;
+    let (mut at, mut cursor) = (0, Cursor::default());
     // Each step is over one range at least.
     for _ in 0..ranges.len() / 8 {
-        let Some((len, ..)) = state_at(ranges, at) else { break };
+        let Some((len, ..)) = state_at(ranges, at, &mut cursor) else { break };
         assert!(len > 0, "each range has bytes");
         at += len;
     }
-    assert!(state_at(ranges, at).is_none(), "behind the last there is none");
+    assert!(state_at(ranges, at, &mut cursor).is_none(), "behind the last there is none");
     at > 0
 }

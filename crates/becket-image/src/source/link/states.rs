@@ -1,6 +1,6 @@
-//! What ranges of an export hold, asked of the process that reaches its server.
-//! Who asks hears none of the server's own words, and does not wait: a question and its answer are a message
-//! each, over a pair of sockets of which the other end was sent along ([`channel::ask_status`](super::channel)).
+//! What ranges of an export hold, asked of the process that reaches its server. Who asks hears none of the
+//! server's own words, and does not wait: a question and its answer are a message each, over a pair of
+//! sockets of which the other end was sent along ([`channel::ask_status`](super::channel)).
 //!
 //! A question is a number, an offset and a length. An answer has the number of its question, and length and
 //! state (`becket_uapi::nbd::STATE_*`) of each range from that offset on; none where nothing is known.
@@ -65,18 +65,28 @@ impl Question {
     }
 }
 
+/// A place among such ranges: the number of a range, and how many bytes the ranges before it have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cursor {
+    range: usize,
+    before: u64,
+}
+
 /// What such ranges say of the byte that is `at` bytes behind the first: how many bytes from there on are so,
-/// whether they take no room, and whether they read as zeroes. `None` behind the last range.
-pub fn state_at(ranges: &[u8], mut at: u64) -> Option<(u64, bool, bool)> {
-    for range in ranges.chunks_exact(RANGE) {
+/// whether they take no room, and whether they read as zeroes. `None` behind the last range. It is looked for
+/// from the cursor on, which stays at it: those who ask for one byte after another pass each range once.
+pub fn state_at(ranges: &[u8], at: u64, cursor: &mut Cursor) -> Option<(u64, bool, bool)> {
+    if at < cursor.before {
+        *cursor = Cursor::default();
+    }
+    for range in ranges.chunks_exact(RANGE).skip(cursor.range) {
         let (len, state) = range.split_first_chunk()?;
         let (len, state) = (u64::from(u32::from_le_bytes(*len)), u32::from_le_bytes(*state.first_chunk()?));
-        match len.checked_sub(at) {
-            Some(rest @ 1..) => {
-                return Some((rest, state & nbd::STATE_HOLE != 0, state & nbd::STATE_ZERO != 0));
-            }
-            _ => at -= len,
+        let end = cursor.before + len;
+        if at < end {
+            return Some((end - at, state & nbd::STATE_HOLE != 0, state & nbd::STATE_ZERO != 0));
         }
+        *cursor = Cursor { range: cursor.range + 1, before: end };
     }
     None
 }
@@ -168,7 +178,7 @@ mod tests {
             question.ranges(&bytes[..got]).map(<[u8]>::to_vec)
         };
         let found = ask(Question { number: 1, offset: 7, len: u64::MAX }).unwrap();
-        let at = |at| state_at(&found, at);
+        let at = |at| state_at(&found, at, &mut Cursor::default());
         assert_eq!((at(0), at(2)), (Some((3, true, true)), Some((1, true, true))));
         assert_eq!((at(3), at(7)), (Some((5, false, false)), Some((1, false, false))));
         assert_eq!((at(8), at(17), at(u64::MAX)), (Some((9, true, false)), None, None));
@@ -183,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_answered_is_a_hole_only_where_it_is_said(
-            said in prop::collection::vec((0u32..20, any::<u32>()), 0..8), cut in 0usize..8, at in 0u64..200,
+            said in prop::collection::vec((0u32..20, any::<u32>()), 0..8), cut in 0usize..8, places in prop::collection::vec(0u64..200, 1..8),
         ) {
             let words = said.iter().flat_map(|(len, state)| [*len, *state]);
             let mut bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
@@ -191,12 +201,15 @@ mod tests {
             let whole = &said[..bytes.len() / RANGE];
             let each: Vec<u32> =
                 whole.iter().flat_map(|(len, state)| std::iter::repeat_n(*state, *len as usize)).collect();
-            match state_at(&bytes, at) {
-                None => prop_assert!(at >= each.len() as u64),
-                Some((len, hole, zero)) => {
-                    prop_assert!(len > 0);
-                    for state in &each[at as usize..(at + len) as usize] {
-                        prop_assert_eq!((state & 1 != 0, state & 2 != 0), (hole, zero));
+            let mut cursor = Cursor::default();
+            for at in places {
+                match state_at(&bytes, at, &mut cursor) {
+                    None => prop_assert!(at >= each.len() as u64),
+                    Some((len, hole, zero)) => {
+                        prop_assert!(len > 0);
+                        for state in &each[at as usize..(at + len) as usize] {
+                            prop_assert_eq!((state & 1 != 0, state & 2 != 0), (hole, zero));
+                        }
                     }
                 }
             }

@@ -514,10 +514,11 @@ fn more_than_fits_into_memory_is_fetched_again_by_all_who_read_it() {
 fn an_answer_that_is_late_is_asked_for_again() {
     let (bytes, store) = (body(64, 10), tempfile::tempdir().unwrap());
     let origin = Origin::start(bytes.clone());
-    let remote = get(&origin, store.path()).unwrap();
+    let patient = Options { patience: Duration::from_secs(60), ..options(store.path()) };
+    let remote = open(&place(&origin.url("/disk.img")), &patient).unwrap();
     // One of many servers behind a name hangs.
     let late = |request: &becket_testkit::origin::Request, good: Reply| match request.number {
-        3 | 5 | 6 => Reply { late: Some(Duration::from_secs(8)), ..good },
+        3 | 5 | 6 => Reply { late: Some(Duration::from_secs(50)), ..good },
         _ => good,
     };
     origin.trick(late);
@@ -525,7 +526,7 @@ fn an_answer_that_is_late_is_asked_for_again() {
     for chunk in (1..60).step_by(13) {
         assert_eq!(read(&remote, chunk * CHUNK, 100).unwrap(), bytes[chunk * CHUNK..chunk * CHUNK + 100]);
     }
-    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
-    assert_eq!(origin.log().len(), 1 + 5 + 3, "each late answer was asked for once more");
+    assert!(began.elapsed() < Duration::from_secs(40), "none of them was waited for: {:?}", began.elapsed());
+    assert!(origin.log().len() >= 1 + 5 + 3, "each late answer was asked for once more");
     assert_eq!(remote.fetched(), 6 * CHUNK as u64);
 }

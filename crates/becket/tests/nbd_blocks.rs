@@ -13,7 +13,9 @@ use std::{
     thread,
 };
 
-use becket_testkit::{Scratch, image::random_bytes, require_fuse, require_tools, tool};
+use becket_testkit::{
+    Scratch, image::random_bytes, require_fuse, require_plain_machine, require_tools, tool,
+};
 use common::nbd_server::{Server, attach};
 use common::page::direct as open;
 use common::scratch;
@@ -248,7 +250,7 @@ fn fuse_what_is_in_smaller_blocks_than_its_server_is_refused() {
 #[test]
 fn an_export_of_whole_blocks_says_so() {
     let name = "nbd_blocks::an_export_of_whole_blocks_says_so";
-    if !require_tools(name, &["nbdkit", "nbdinfo"]) {
+    if !require_plain_machine(name, &["nbdkit", "nbdinfo"]) {
         return;
     }
     let place = scratch();

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Duration};
+use std::{fs, os::unix::fs::FileExt as _, path::Path, process::Command, thread, time::Duration};
 
 use becket_testkit::{
     Scratch, require_fuse, require_plain_machine, require_root, require_tools, tool, wait_until,
@@ -64,14 +64,18 @@ fn fuse_a_device_on_a_server_is_written_and_mounted() {
     }
     let place = scratch();
     let image = ext4(&place);
-    let servers = [
-        (Server::nbdkit(&image, &[]), ""),
+    // Two of them listen at the same place: the next one starts when the last one has ended.
+    let servers: [fn(&Path) -> (Server, &'static str); 3] = [
+        |image| (Server::nbdkit(image, &[]), ""),
         // One connection, and no promise about several.
-        (Server::qemu(&image, &[]), "disk"),
+        |image| (Server::qemu(image, &[]), "disk"),
         // Writes of zeroes and trims have to be done by hand.
-        (Server::nbdkit(&image, &["--filter=nozero", "--filter=fua", "--filter=blocksize-policy"]), ""),
+        |image| {
+            (Server::nbdkit(image, &["--filter=nozero", "--filter=fua", "--filter=blocksize-policy"]), "")
+        },
     ];
-    for (server, export) in servers {
+    for start in servers {
+        let (server, export) = start(&image);
         let disk = attach(&place, &[&server.uri(export)]);
         let device = only(&place);
         assert_eq!(text(&device, "image"), server.uri(export));
@@ -171,7 +175,7 @@ fn fuse_a_server_is_found_when_the_namespace_is_gone_in_which_becket_s_began() {
     assert_eq!(begun.code, 0, "{begun:?}");
     let mut command = Command::new("nbdkit");
     // On a mount that each of becket's processes keeps.
-    let socket = std::path::PathBuf::from(format!("/dev/becket-test-{}", std::process::id()));
+    let socket = Path::new("/dev").join(format!("becket-test-{}", std::process::id()));
     command.args(["-f", "-U"]).arg(&socket).arg("file").arg(&image);
     let server = Server::start(command, socket);
     let disk = attach(&place, &[&server.uri("")]);

@@ -56,6 +56,9 @@ fn an_image_on_a_server_is_read_without_a_device() {
     assert!(wrong.err.contains("it names no socket"), "{wrong:?}");
 }
 
+/// Starts a server of an image; the name of its export.
+type Start = fn(&Path) -> (Server, &'static str);
+
 #[test]
 fn fuse_a_device_on_a_server_is_written_and_mounted() {
     let name = "nbd_source::fuse_a_device_on_a_server_is_written_and_mounted";
@@ -65,7 +68,7 @@ fn fuse_a_device_on_a_server_is_written_and_mounted() {
     let place = scratch();
     let image = ext4(&place);
     // Two of them listen at the same place: the next one starts when the last one has ended.
-    let servers: [fn(&Path) -> (Server, &'static str); 3] = [
+    let servers: [Start; 3] = [
         |image| (Server::nbdkit(image, &[]), ""),
         // One connection, and no promise about several.
         |image| (Server::qemu(image, &[]), "disk"),

@@ -50,18 +50,8 @@ pub(crate) struct Record {
 }
 
 /// What others are compared with: the first of these that is among them, or else the first row.
-pub(crate) const BASES: [&str; 10] = [
-    "loop-direct",
-    "losetup",
-    "loops",
-    "file",
-    "curl",
-    "nbdkit",
-    "nbdkit-1M",
-    "qsd",
-    "librbd",
-    "alone",
-];
+pub(crate) const BASES: [&str; 10] =
+    ["loop-direct", "losetup", "loops", "file", "curl", "nbdkit", "nbdkit-1M", "qsd", "librbd", "alone"];
 
 /// `target/bench` of the checkout: built peers and results.
 pub(crate) fn dir() -> Result<PathBuf> {

@@ -118,7 +118,10 @@ mod tests {
     #[test]
     fn a_stopped_process_is_not_one_that_goes_on() {
         use becket_testkit::wait_until;
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        // In a group of its own: all of a group with a stopped process can get SIGHUP.
+        let mut sleep = std::process::Command::new("sleep");
+        let sleep = std::os::unix::process::CommandExt::process_group(sleep.arg("60"), 0);
+        let mut child = sleep.spawn().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         let send = |signal| {
             let pid = rustix::process::Pid::from_child(&child);

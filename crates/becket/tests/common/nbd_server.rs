@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -18,6 +19,9 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(mut command: Command, socket: PathBuf) -> Self {
         let _ = fs::remove_file(&socket);
+        // A process that a test stops is in no group with others: the kernel sends SIGHUP to all of a group
+        // with a stopped process that no shell controls any more.
+        command.process_group(0);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         assert!(wait_until(Duration::from_secs(10), || listens(&socket)), "{command:?} does not listen");
         Self { child, command, socket }

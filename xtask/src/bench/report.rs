@@ -27,10 +27,11 @@ to the peer that is named first, where those are not among them: it is 1.000 the
 ";
 
 /// What the README claims: the scenario and how the figures' names begin; the first has the chart.
-const CLAIMS: [(&str, &[&str]); 9] = [
+const CLAIMS: [(&str, &[&str]); 10] = [
     ("cost", &["randread-4k-d64", "randwrite-4k-d64", "read-1m-d4"]),
     ("latency", &["randread-4k-d1-p50", "randwrite-4k-d1-p50"]),
     ("storm", &["attach-500"]),
+    ("fuse", &["randread-4k-d64", "randwrite-4k-d64", "read-1m-d4", "write-1m-d4", "randread-4k-d1"]),
     ("vhost", &["cached-d64", "direct-d64"]),
     ("nbd", &["cached-d64", "cached-256k", "cached-d1", "cached-fio", "copy-s", "tls-"]),
     ("remote", &["d1-", "d8-", "many-"]),

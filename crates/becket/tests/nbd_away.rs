@@ -120,6 +120,31 @@ fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {
     server.signal("CONT");
 }
 
+/// Before it is known that the server is away.
+#[test]
+fn fuse_a_reader_of_a_silent_server_that_died_keeps_nobody_from_detaching() {
+    let name = "nbd_away::fuse_a_reader_of_a_silent_server_that_died_keeps_nobody_from_detaching";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "dd"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    let disk = attach(&place, &[&server.uri("")]);
+    server.signal("STOP");
+    let mut reader = Command::new("dd");
+    reader.arg(format!("if={}", disk.display())).args(["of=/dev/null", "iflag=direct", "bs=64k"]);
+    let mut reader = reader.args(["skip=16", "count=1", "status=none"]).spawn().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
+    reader.kill().unwrap();
+    let began = Instant::now();
+    let ran = place.run(["detach", "--all"]);
+    server.signal("CONT");
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    reader.wait().unwrap();
+}
+
 /// The processes that a supervisor has started as connectors.
 fn connectors(parent: &Value) -> Vec<u32> {
     let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket connector"]).output();

@@ -464,6 +464,32 @@ fn fuse_writes_wait_while_a_pool_is_full() {
     place.ok(["detach", "--all"]);
 }
 
+/// librbd holds its reads back until the cluster answers, and nobody waits for them.
+#[test]
+fn fuse_a_reader_that_died_keeps_no_device_of_a_silent_cluster() {
+    let Some(cluster) =
+        own("rbd_life::fuse_a_reader_that_died_keeps_no_device_of_a_silent_cluster", "memstore")
+    else {
+        return;
+    };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/silent"]);
+    let path = attach(&cluster, &place, &["rbd:rbd/silent"]);
+    open(&path).write_all_at(&Block::of(1).0, 0).unwrap();
+    cluster.say("kill-osd");
+    let mut reader = Command::new("dd");
+    reader.arg(format!("if={}", path.display()));
+    let mut reader = reader.args(["of=/dev/null", "iflag=direct", "bs=4k", "count=1"]).spawn().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
+    reader.kill().unwrap();
+    let begun = Instant::now();
+    place.ok(["detach", "--all"]);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(place.devices().is_empty());
+    reader.wait().unwrap();
+}
+
 /// Requests fail at once, the list says why, the log says it once, and the device can be detached.
 #[test]
 fn fuse_a_device_whose_pool_is_deleted_is_lost() {

@@ -12,6 +12,8 @@ pub(crate) struct Linked {
     pub(super) line: Line,
     /// What the queue has seen of the other queues' connections (`target::link::group`).
     pub(super) seen: Seen,
+    /// Reads that began before this moment fail once the connection has ended: nobody waits for them.
+    pub(super) given_up: Option<u64>,
     /// Once something was asked.
     pub(super) questions: Option<Box<Questions>>,
 }
@@ -33,7 +35,8 @@ pub(super) fn lines_of(serving: &Serving, requests: u16) -> Result<Box<[Linked]>
     let sources = (0..).zip(serving.targets()).filter(|(_, target)| target.link().is_some());
     sources
         .map(|(source, _)| {
-            Ok(Linked { source, line: Line::new(requests)?, seen: Seen::default(), questions: None })
+            let (line, seen) = (Line::new(requests)?, Seen::default());
+            Ok(Linked { source, line, seen, given_up: None, questions: None })
         })
         .collect()
 }

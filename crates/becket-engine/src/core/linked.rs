@@ -122,6 +122,7 @@ impl Core {
             match why {
                 Why::Silent => tracing::warn!("an NBD server does not answer: another connection is tried"),
                 Why::Ended => tracing::warn!("the connection to an NBD server broke"),
+                Why::Unwanted => tracing::info!("a connection ends, and with it reads that nobody waits for"),
                 Why::Lies(what) => tracing::warn!("an NBD server breaks the protocol: {what}"),
             }
         }
@@ -313,7 +314,9 @@ impl Core {
         if let Some(target) = self.link_target(number) {
             target.leaves(self.number);
         }
-        self.line(number).is_some_and(|line| line.is_doomed()) && self.fail_all(ring, number)
+        let given_up = self.lines.get_mut(number).and_then(|linked| linked.given_up.take());
+        let failed = given_up.is_some_and(|when| self.fail_reads(ring, number, when));
+        (self.line(number).is_some_and(|line| line.is_doomed()) && self.fail_all(ring, number)) || failed
     }
 
     /// Flushes fail of which what they were to cover may be lost.
@@ -361,14 +364,31 @@ impl Core {
         self.fail_all(ring, number)
     }
 
-    /// Reads that began before `when` and have not been sent on a connection fail.
+    /// Reads that began before `when` fail. Those that the server has and does not answer fail when their
+    /// connection has ended: it is given up, unless bytes could be lost with it.
     pub(super) fn take_reads_back(&mut self, ring: &mut Ring, when: u64) {
         for number in 0..self.lines.len() {
+            self.fail_reads(ring, number, when);
             let Core { lines, slab, .. } = self;
             let Some(linked) = lines.get_mut(number) else { return };
-            let reads = std::iter::from_fn(|| linked.line.take_back(|_, tag| is_read_since(slab, tag, when)));
-            reads.collect::<Vec<u16>>().into_iter().for_each(|tag| self.fail(ring, number, tag));
+            if !linked.line.has_sent(|tag| is_read_since(slab, tag, when)) {
+                continue;
+            }
+            linked.given_up = Some(when);
+            if self.link_target(number).is_some_and(|target| !target.is_at_risk()) {
+                self.line_breaks(ring, number, Why::Unwanted);
+            }
         }
+    }
+
+    /// Reads fail that began before `when` and are not with a server.
+    fn fail_reads(&mut self, ring: &mut Ring, number: usize, when: u64) -> bool {
+        let Core { lines, slab, .. } = self;
+        let Some(linked) = lines.get_mut(number) else { return false };
+        let reads = std::iter::from_fn(|| linked.line.take_back(|_, tag| is_read_since(slab, tag, when)));
+        let reads: Vec<u16> = reads.collect();
+        reads.iter().for_each(|tag| self.fail(ring, number, *tag));
+        !reads.is_empty()
     }
 
     fn fail_all(&mut self, ring: &mut Ring, number: usize) -> bool {

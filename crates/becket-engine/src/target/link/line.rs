@@ -75,6 +75,13 @@ struct Piece {
     answer: Option<i32>,
 }
 
+impl Piece {
+    /// Whether the server has it, or gets it just now.
+    fn is_sent(&self) -> bool {
+        matches!(self.stage, Stage::Sending | Stage::Sent)
+    }
+}
+
 /// What the kernel receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Receiving {
@@ -126,6 +133,8 @@ pub(crate) enum Why {
     Ended,
     /// It says nothing.
     Silent,
+    /// Nobody waits any more for reads that it does not answer.
+    Unwanted,
     /// The server does not keep to the protocol.
     Lies(&'static str),
 }
@@ -406,7 +415,7 @@ impl Line {
             let tag = cookie as u16;
             let known = self.pieces.get(usize::from(tag)).filter(|piece| {
                 cookie == self::cookie(self.generation, piece.serial, tag)
-                    && matches!(piece.stage, Stage::Sending | Stage::Sent)
+                    && piece.is_sent()
                     && piece.answer.is_none()
             });
             let piece = known.ok_or(Why::Lies("it answers what it was not asked"))?;
@@ -497,11 +506,15 @@ impl Line {
         }
         self.quiet = self.quiet.saturating_add(1);
         let limit = self.patience.unwrap_or(SILENCE).min(SILENCE);
-        let asked = |piece: &Piece| matches!(piece.stage, Stage::Sending | Stage::Sent);
         let is_read = |piece: &Piece| piece.ask.command == nbd::CMD_READ;
         // What it waits for may have been asked just before the first of these looks.
         LOOK * self.quiet.saturating_sub(1) >= limit
-            && (self.patience.is_some() || self.pieces.iter().filter(|piece| asked(piece)).all(is_read))
+            && (self.patience.is_some() || self.pieces.iter().filter(|piece| piece.is_sent()).all(is_read))
+    }
+
+    /// Whether the server has a piece that it has not answered and of whose tag `is` says so.
+    pub(crate) fn has_sent(&self, is: impl Fn(u16) -> bool) -> bool {
+        (0..).zip(&self.pieces).any(|(tag, piece)| piece.is_sent() && is(tag))
     }
 
     /// Whether no connection does any good: the server has broken the protocol on each, several times.

@@ -139,10 +139,13 @@ fn a_connection_that_is_let_go_of_is_not_ended() {
     line.queue(0, read(4));
     send(&mut line);
     line.next_receive().unwrap();
+    assert!(line.has_sent(|tag| tag == 0) && !line.has_sent(|tag| tag == 1));
     assert_eq!(line.lets_go(), [None, Some(Way::Received)]);
     assert!(line.settles().is_none(), "the kernel still receives");
+    assert!(line.has_sent(|_| true) && line.take_back(|_, _| true).is_none());
     assert_eq!(line.received(-libc::ECANCELED), Err(Why::Ended));
     assert!(line.settles().is_some());
+    assert!(!line.has_sent(|_| true) && line.take_back(|_, _| true) == Some(0));
     std::io::Write::write_all(&mut &theirs, b"more").unwrap();
     let mut bytes = [0; 4];
     std::io::Read::read_exact(&mut &ours, &mut bytes).unwrap();

@@ -287,8 +287,8 @@ impl Client {
         self.call(url, &headers, until).map_err(|error| self.failed(error))
     }
 
-    /// Sends a request, and sends it again over another connection if the answer is late. The head of an
-    /// answer is not waited for any longer than `until`.
+    /// Sends a request, and sends it again over another connection if the answer is late. It is not waited
+    /// for any longer than `until`, nor for its body where that is soon.
     fn call(
         &self,
         url: &str,
@@ -308,8 +308,13 @@ impl Client {
             let request = headers.iter().fold(request, |all, (name, value)| all.header(*name, value));
             let asked = Instant::now();
             let answer = match within {
-                // ureq prepares TLS anew for a request with a limit of its own.
-                Some(within) => request.config().timeout_recv_response(Some(within)).build().call(),
+                // ureq prepares TLS anew for a request with a limit of its own. All of it has to end when the
+                // time is over: what has come by then stays, and the rest is asked for again.
+                Some(within) => {
+                    let all = (left < PATIENCE).then_some(left + LEAST);
+                    let config = request.config().timeout_recv_response(Some(within)).timeout_global(all);
+                    config.build().call()
+                }
                 None => request.call(),
             };
             let is_late = matches!(answer, Err(ureq::Error::Timeout(ureq::Timeout::RecvResponse)));

@@ -28,13 +28,24 @@ impl<R: Read> Read for Steady<R> {
         if self.since.elapsed() > self.within {
             return Err(io::Error::new(io::ErrorKind::TimedOut, DRIPS));
         }
-        let count = self.body.read(buf)?;
+        let count = match self.body.read(buf) {
+            // The time of its request is over.
+            Err(error) if self.came > 0 && is_late(&error) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, DRIPS));
+            }
+            read => read?,
+        };
         self.came += count as u64;
         if self.came >= PROGRESS {
             (self.since, self.came) = (Instant::now(), 0);
         }
         Ok(count)
     }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    let of_ureq = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(of_ureq, Some(ureq::Error::Timeout(_)))
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@
 //! | `origin` | kinds of origins: web servers, S3, registries |
 //! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
 //! | `proxies` | which proxy is the way to a server |
+//! | `signature` | URLs without the signature in them |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
 #![forbid(unsafe_code)]
@@ -66,6 +67,7 @@ mod place;
 mod proxies;
 mod reading;
 mod remote;
+mod signature;
 mod steady;
 mod steps;
 mod store;

@@ -135,7 +135,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let mut fillers = Fillers::default();
     fillers.add(Identity { dev: meta.dev(), ino: meta.ino() }, object.clone());
     let path = if place.inside.is_empty() { file.clone() } else { file.join(Path::new(&place.inside)) };
-    let below = below(&object.held.meta, &place.inside);
+    let below = below(&place.url, &object.held.meta.version, &place.inside);
     Ok(Remote { path, file, fillers, below, object })
 }
 
@@ -160,7 +160,7 @@ impl Remote {
         &self.object
     }
 
-    /// The URL, with its query.
+    /// The URL by which the store knows it.
     pub(crate) fn url(&self) -> &str {
         &self.object.held.meta.url
     }

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::latest;
 use crate::place::{Place, short_digest, shown, shown_source};
+use crate::signature::unsigned;
 use crate::table::Table;
 use crate::temporary::Temporary;
 use crate::trace::{self, Need};
@@ -49,6 +50,7 @@ const LOOKS: u32 = 8;
 /// What an object is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
+    /// Without a signature in it.
     pub(crate) url: String,
     pub(crate) version: Version,
     /// Length in bytes.
@@ -144,7 +146,7 @@ pub struct Entry {
     pub in_use: bool,
     /// The file.
     pub path: PathBuf,
-    /// The URL with its query.
+    /// The URL with its query, but for a signature in it.
     #[serde(skip)]
     full: String,
     #[serde(skip)]
@@ -208,7 +210,7 @@ impl Store {
 
     /// The object that a place has now, made if it is new.
     pub(crate) fn hold(&self, place: &Place, known: &Known) -> Result<Held, Error> {
-        self.hold_meta(&Meta::of(&place.url, &known.version, known.size, &place.file_name()))
+        self.hold_meta(&Meta::of(&unsigned(&place.url), &known.version, known.size, &place.file_name()))
     }
 
     /// The same for an object that is known.
@@ -244,7 +246,8 @@ impl Store {
     /// Whether the start of the version that was used last of a URL is here: if the server still has that
     /// version, its start need not be asked for.
     pub(crate) fn has_start(&self, url: &str) -> bool {
-        let Some(dir) = latest::of(&self.dir, url) else { return false };
+        let url = unsigned(url);
+        let Some(dir) = latest::of(&self.dir, &url) else { return false };
         let is_its = |meta: Meta| meta.url == url;
         let table = || Table::new(File::open(dir.join("table"))?);
         read_meta(&dir).ok().flatten().is_some_and(is_its)
@@ -341,7 +344,8 @@ impl Store {
     /// As [`Store::list`].
     pub fn find(&self, url: Option<&str>) -> Result<Vec<Entry>, Error> {
         let mut all = self.list()?;
-        all.retain(|entry| url.is_none_or(|url| entry.full == url || entry.url == url));
+        let url = url.map(unsigned);
+        all.retain(|entry| url.as_ref().is_none_or(|url| entry.full == *url || entry.url == *url));
         Ok(all)
     }
 
@@ -427,13 +431,13 @@ impl Store {
 }
 
 /// What an overlay says of an image on a server, without the query of its URL; `inside` is the path in it.
-pub(crate) fn below(meta: &Meta, inside: &OsStr) -> Below {
-    let mut name = OsString::from(shown(&meta.url));
+pub(crate) fn below(url: &str, version: &Version, inside: &OsStr) -> Below {
+    let mut name = OsString::from(shown(url));
     if !inside.is_empty() {
         name.push("#");
         name.push(inside);
     }
-    Below { name: name.into(), version: stamp(&meta.version.line()) }
+    Below { name: name.into(), version: stamp(&version.line()) }
 }
 
 /// A short name of a version.
@@ -469,7 +473,8 @@ pub fn complete(path: &Path) -> Result<Option<Complete>, Error> {
         }
         // A compressed file of this host may be another one by now.
         let inside = inside.iter().collect::<PathBuf>();
-        let below = (!meta.url.starts_with("file:")).then(|| below(&meta, inside.as_os_str()));
+        let is_remote = !meta.url.starts_with("file:");
+        let below = is_remote.then(|| below(&meta.url, &meta.version, inside.as_os_str()));
         return Ok(Some(Complete { fillers, below }));
     }
     let of = shown_source(&meta.url);

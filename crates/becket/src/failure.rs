@@ -82,6 +82,7 @@ impl Failure {
         let (target, reason) = (target.to_string(), without_errno(&error.to_string()));
         // The lower rooms name the image themselves; once is enough.
         let reason = reason.strip_prefix(&target).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&reason);
+        let target = named(OsStr::new(&target)).unwrap_or(target);
         Self { hint: error.hint(), ..Self::new(kind, format!("cannot {verb} {target}: {reason}")) }
     }
 
@@ -98,7 +99,8 @@ impl Failure {
     /// The same among the `"errors"` of a command with several targets.
     pub(crate) fn to_json_of(&self, target: &OsStr) -> Value {
         let mut value = self.to_json();
-        value["target"] = json!(becket_device::path_text(Path::new(target)));
+        value["target"] =
+            named(target).map_or_else(|| json!(becket_device::path_text(Path::new(target))), Value::from);
         value
     }
 
@@ -106,6 +108,11 @@ impl Failure {
     pub(crate) fn to_json(&self) -> Value {
         json!({ "kind": self.kind, "message": self.message, "hint": self.hint })
     }
+}
+
+/// A URL without its query, which may be a signature.
+fn named(target: &OsStr) -> Option<String> {
+    becket_fetch::is_remote(target).then(|| becket_fetch::named(target))
 }
 
 /// Standard output is gone: there is no reader to report to.

@@ -6,7 +6,7 @@ mod common;
 
 use std::{fs, os::unix::fs::FileExt as _, process::Command, time::Duration};
 
-use becket_testkit::{Scratch, origin::Origin, require_fuse, require_root, tool, wait_until};
+use becket_testkit::{Ran, Scratch, origin::Origin, require_fuse, require_root, tool, wait_until};
 use common::fetched::{BLOCK, attach, block_of, open, random, read};
 use common::scratch;
 use common::web::{command, ok, run};
@@ -91,6 +91,51 @@ fn a_store_without_any_room_is_no_reason_to_stop_but_for_what_is_to_stay_there()
     assert!(got.status.success() && got.stdout == bytes, "{said}");
     assert!(said.contains("the store has no room for it, so it is kept in memory"), "{said}");
     assert!(again.code == 1 && again.err.contains("the store has no room for all of it"), "{again:?}");
+}
+
+/// A URL with a signature of Amazon's, beside a parameter that is none.
+fn signed(url: &str, signature: &str) -> String {
+    let by =
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=K&X-Amz-Date=20261128T000000Z&X-Amz-Expires=60";
+    format!("{url}?versionId=3&{by}&X-Amz-SignedHeaders=host&X-Amz-Signature={signature}")
+}
+
+#[test]
+fn another_signature_is_for_the_same_object_and_none_is_written_down_or_shown() {
+    let (place, bytes, origin, url) = served(1 << 20);
+    let shown = |ran: Ran| {
+        assert!(!ran.out.contains("secret") && !ran.err.contains("secret"), "{ran:?}");
+        ran
+    };
+    let image = place.path("image");
+    let copies = |signature: &str| {
+        let url = signed(&url, signature);
+        let ran = shown(run(&place, &["copy", "--force", &url, image.to_str().unwrap()]));
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert!(origin.log().last().unwrap().path.ends_with(signature), "the server gets it");
+        fs::read(&image).unwrap()
+    };
+    assert!(copies("secret-1") == bytes);
+    let sent = origin.sent();
+    assert!(copies("secret-2") == bytes);
+    assert!(origin.sent() - sent < 1 << 10, "{} bytes were fetched again", origin.sent() - sent);
+    for words in [&["store", "list"][..], &["--json", "store", "list"], &["store", "verify"]] {
+        assert_eq!(shown(run(&place, words)).code, 0);
+    }
+    // Another version is another object all the same, and so is what another parameter chooses.
+    origin.replace(vec![5; 1 << 20], "\"two\"");
+    assert!(copies("secret-3") == vec![5; 1 << 20]);
+    let other = signed(&url, "secret-4").replace("versionId=3", "versionId=4");
+    for words in [&["store", "drop", &other][..], &["store", "trace", &other], &["detach", &other]] {
+        assert_eq!(shown(run(&place, words)).code, 1, "{words:?}");
+    }
+    shown(run(&place, &["--json", "list", &other]));
+    let mut search = Command::new("grep");
+    search.args(["-rlaF", "secret"]).args([place.path("store"), place.runtime()]);
+    let found = search.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "", "no file has it");
+    let dropped = shown(run(&place, &["--json", "store", "drop", &signed(&url, "secret-5")]));
+    assert_eq!(dropped.json()["dropped"].as_array().unwrap().len(), 2, "{dropped:?}");
 }
 
 #[test]

@@ -35,6 +35,11 @@ fn failed(error: becket_fetch::Error) -> Failure {
     }
 }
 
+/// A URL without its query, which may be a signature.
+fn named(url: &str) -> String {
+    becket_fetch::named(url.as_ref())
+}
+
 /// The objects of these URLs, or all; a URL of which the store has nothing is an error.
 fn chosen(store: &Store, urls: &[String]) -> Result<Vec<Entry>, Failure> {
     if urls.is_empty() {
@@ -44,7 +49,7 @@ fn chosen(store: &Store, urls: &[String]) -> Result<Vec<Entry>, Failure> {
     for url in urls {
         let found = store.find(Some(url)).map_err(failed)?;
         if found.is_empty() {
-            return Err(Failure::new("not_found", format!("the store has nothing of {url}"))
+            return Err(Failure::new("not_found", format!("the store has nothing of {}", named(url)))
                 .hint("see what it has: becket store list"));
         }
         all.extend(found);
@@ -129,6 +134,7 @@ fn trace(ui: &Ui, asked: &StoreDir, url: &str) -> Result<u8, Failure> {
         needs.extend(store.trace(&entry).map_err(failed)?);
     }
     if needs.is_empty() {
+        let url = named(url);
         let hint = format!("becket attach --record {url}, start from the device, and ask again");
         return Err(Failure::new("not_found", format!("nothing was recorded of {url}")).hint(hint));
     }
@@ -142,7 +148,7 @@ fn trace(ui: &Ui, asked: &StoreDir, url: &str) -> Result<u8, Failure> {
 fn prefetch(ui: &Ui, asked: &StoreOptions, trace: Option<&Path>, urls: &[String]) -> Result<u8, Failure> {
     let ranges = trace.map(fetched::read_trace).transpose()?;
     let (mut reports, mut status) = (Vec::new(), 0);
-    for url in urls {
+    for (url, named) in urls.iter().map(|url| (url, named(url))) {
         match fetch(url, asked, ranges.as_deref()) {
             Ok(report) => {
                 if !ui.json {
@@ -151,13 +157,15 @@ fn prefetch(ui: &Ui, asked: &StoreOptions, trace: Option<&Path>, urls: &[String]
                     // A part that came twice is no further part of it.
                     let (fetched, size) = (format_size(bytes("fetched").min(size)), format_size(size));
                     let what = if trace.is_some() { "all that the trace names" } else { "all of it" };
-                    ui.line(format!("{url}: {fetched} of {size} were fetched, and {what} is in the store"))?;
+                    ui.line(format!(
+                        "{named}: {fetched} of {size} were fetched, and {what} is in the store"
+                    ))?;
                 }
                 reports.push(report);
             }
             Err(failure) => {
                 ui.failure(&failure);
-                reports.push(json!({ "url": url, "error": failure.to_json() }));
+                reports.push(json!({ "url": named, "error": failure.to_json() }));
                 status = failure.status;
             }
         }
@@ -182,5 +190,5 @@ fn fetch(url: &str, asked: &StoreOptions, ranges: Option<&[Range<u64>]>) -> Resu
         Some(ranges) => remote.bring_in_order(ranges).map_err(failed)?,
         None => remote.bring_all().map_err(failed)?,
     }
-    Ok(json!({ "url": url, "size": remote.size(), "fetched": remote.fetched() }))
+    Ok(json!({ "url": named(url), "size": remote.size(), "fetched": remote.fetched() }))
 }

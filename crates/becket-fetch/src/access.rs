@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::origin::Rights;
-use crate::place::Parts;
+use crate::place::{Parts, short_digest};
 use crate::proxies::Proxies;
 
 /// See the module.
@@ -25,6 +25,12 @@ impl Access {
         let address = rights.origin().address();
         let authorities = Parts::of(&address).is_secure().then(trusted).transpose()?;
         Ok(Access { rights, proxies: Proxies::of_user(), authorities })
+    }
+
+    /// Stands for all of it, and shows nothing of it.
+    pub(crate) fn digest(&self) -> String {
+        // It is as it is when it is passed on.
+        short_digest(&serde_json::to_string(self).unwrap_or_default())
     }
 }
 

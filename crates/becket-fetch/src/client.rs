@@ -61,6 +61,8 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
 pub(crate) struct Client {
     agents: Agents,
     url: String,
+    /// A digest of the rights and ways as they were at first.
+    rights: String,
     access: Box<Mutex<Access>>,
     /// How often something was learned about how to ask.
     lessons: AtomicU64,
@@ -85,10 +87,12 @@ impl Client {
         limit: Duration,
     ) -> Result<Client, Error> {
         let agents = Agents::new(access, PATIENCE.min(limit), BODY_WITHIN);
+        let rights = access.digest();
         let (access, at) = (Box::new(Mutex::new(access.clone())), Mutex::default());
         Ok(Client {
             agents,
             url: url.to_owned(),
+            rights,
             access,
             lessons: AtomicU64::new(0),
             at,
@@ -102,6 +106,11 @@ impl Client {
     /// The rights, with what was learned, for another process that goes on with it.
     pub(crate) fn access(&self) -> Access {
         lock(&self.access).clone()
+    }
+
+    /// What stands for the user's rights and ways, before anything was learned.
+    pub(crate) fn rights(&self) -> &str {
+        &self.rights
     }
 
     /// The object's web address.

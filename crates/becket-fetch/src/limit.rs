@@ -54,6 +54,11 @@ impl Limit {
         Limit { bound: Bound::Object, left: Mutex::new(left), full: Mutex::default() }
     }
 
+    /// How many bytes of all objects the user allows.
+    pub(crate) fn asked(&self) -> Option<u64> {
+        if let Bound::Store(_, most) = &self.bound { Some(*most) } else { None }
+    }
+
     /// Whether so many bytes more may be stored; they are, then.
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let mut left = lock(&self.left);

@@ -15,6 +15,10 @@ pub(crate) struct Order {
     /// For what is fetched.
     #[serde(default)]
     pub(crate) access: Option<Access>,
+    /// Stands for the rights that the user had and for all that was asked. Devices with the same have one
+    /// fetcher; the supervisor reads nothing else of an order.
+    #[serde(default)]
+    pub(crate) sharing: String,
     /// For what is decoded.
     #[serde(default)]
     pub(crate) unpack: Option<Unpack>,

@@ -15,8 +15,8 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use crate::Error;
 use crate::chunks::Chunk;
 use crate::object::{Object, RUN, Supply, UNIT, lock};
-use crate::order::{Order, Unpack};
-use crate::place::shown_source;
+use crate::order::{Order, PackedAt, Unpack};
+use crate::place::{short_digest, shown_source};
 use crate::steps::Steps;
 use crate::table::index;
 use crate::trace;
@@ -63,23 +63,31 @@ impl Object {
     /// What another process needs to go on with it, and the files that it is decoded from.
     pub(crate) fn order(&self) -> io::Result<(Order, Vec<OwnedFd>)> {
         let meta = &self.held.meta;
-        let (access, unpack, packed) = match &self.supply {
-            Supply::Server(client) => (Some(client.access()), None, Vec::new()),
+        let foreseen = trace::in_chunks(&self.foreseen, meta.chunk, meta.size);
+        let (access, unpack, packed, asked) = match &self.supply {
+            Supply::Server(client) => {
+                let asked = (client.rights(), self.record, self.memory_only, self.limit.asked(), &foreseen);
+                (Some(client.access()), None, Vec::new(), serde_json::to_string(&asked)?)
+            }
             Supply::Stream(Steps { stream, .. }) => {
                 let (from, packed) = stream.packed.lend()?;
                 let (packing, called) = (stream.packing, stream.called.clone());
-                (None, Some(Unpack { packing, called, len: stream.len, limit: stream.limit, from }), packed)
+                let rights = if let PackedAt::Object(order) = &from { &order.sharing } else { "" };
+                let asked = serde_json::to_string(&(rights, stream.limit))?;
+                let unpack = Unpack { packing, called, len: stream.len, limit: stream.limit, from };
+                (None, Some(unpack), packed, asked)
             }
         };
         let order = Order {
             meta: meta.clone(),
             access,
+            sharing: short_digest(&asked),
             unpack,
             boot: self.held.table.parts().1,
             record: self.record,
             memory_only: self.memory_only,
             limit: self.limit.of_one(meta.size, meta.stored(&self.held.table)),
-            foreseen: trace::in_chunks(&self.foreseen, meta.chunk, meta.size),
+            foreseen,
         };
         Ok((order, packed))
     }

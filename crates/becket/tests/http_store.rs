@@ -6,8 +6,12 @@ mod common;
 
 use std::{fs, os::unix::fs::FileExt as _, process::Command, time::Duration};
 
-use becket_testkit::{Ran, Scratch, origin::Origin, require_fuse, require_root, tool, wait_until};
-use common::fetched::{BLOCK, attach, block_of, open, random, read};
+use becket_testkit::{
+    Ran, Scratch,
+    origin::{Origin, Reply},
+    require_fuse, require_root, tool, wait_until,
+};
+use common::fetched::{BLOCK, attach, block_of, fetchers, open, random, read};
 use common::scratch;
 use common::web::{command, ok, run};
 
@@ -136,6 +140,44 @@ fn another_signature_is_for_the_same_object_and_none_is_written_down_or_shown() 
     assert_eq!(String::from_utf8_lossy(&found.stdout), "", "no file has it");
     let dropped = shown(run(&place, &["--json", "store", "drop", &signed(&url, "secret-5")]));
     assert_eq!(dropped.json()["dropped"].as_array().unwrap().len(), 2, "{dropped:?}");
+}
+
+#[test]
+fn fuse_devices_share_a_fetcher_only_if_they_were_attached_alike() {
+    let name = "http_store::fuse_devices_share_a_fetcher_only_if_they_were_attached_alike";
+    if !require_fuse(name) {
+        return;
+    }
+    let (place, bytes, origin, url) = served(16 << 20);
+    let device = |name: &str, signature: &str, more: &[&str]| {
+        let url = signed(&url, signature);
+        let disk = open(&attach(&place, &[&["--name", name, &url], more].concat()));
+        (disk, fetchers(&place).len())
+    };
+    let (patient, count) = device("patient", "secret-1", &[]);
+    assert_eq!(count, 1);
+    let (hasty, count) = device("hasty", "secret-1", &["--origin-timeout", "2s"]);
+    assert_eq!(count, 2, "it has less time");
+    let (newer, count) = device("newer", "secret-2", &[]);
+    assert_eq!(count, 3, "it has another right");
+    let (alike, count) = device("alike", "secret-1", &[]);
+    assert_eq!(count, 3);
+    origin.trick(|request, reply| match request.path.ends_with("secret-1") {
+        true => Reply::status(403),
+        false => reply,
+    });
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| read(&patient, 1000).map(|found| found.0 == block_of(&bytes, 1000)));
+        let failed = read(&hasty, 2000).map(drop).unwrap_err();
+        assert!(read(&newer, 3000).unwrap().0 == block_of(&bytes, 3000));
+        assert_eq!((failed.raw_os_error(), waits.is_finished()), (Some(5), false));
+        // What one has stored is there for the others.
+        assert!(read(&alike, 3000).unwrap().0 == block_of(&bytes, 3000));
+        origin.honest();
+        assert!(waits.join().unwrap().unwrap());
+    });
+    drop((patient, hasty, newer, alike));
+    place.ok(["detach", "--all"]);
 }
 
 #[test]

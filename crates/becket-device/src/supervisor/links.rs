@@ -1,9 +1,10 @@
 //! Connectors and fetchers, as the supervisor sees them: one connector for each device whose image is on an
-//! NBD server, one fetcher for all devices of a store file that is filled. One that dies is replaced.
+//! NBD server, one fetcher for all devices of a store file that were attached alike. One that dies is replaced.
 //! The supervisor connects to nothing itself, and reads no byte of a server's.
 
 use std::collections::VecDeque;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -241,7 +242,8 @@ impl Fetchers {
         all
     }
 
-    /// Joins the fetcher of a store file, or starts one. A device that is new uses the table of the others.
+    /// Joins the fetcher of a store file that was asked for the same, or starts one. A device that is new uses
+    /// the table of the others.
     fn fill(
         &self,
         spec: &Spec,
@@ -250,12 +252,17 @@ impl Fetchers {
         ours: Ours,
     ) -> Result<Connector, Error> {
         let file = filled.identity().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let fds = opened(filled).map_err(failed)?;
         let mut all = lock(&self.0);
         all.retain(|(_, line)| line.strong_count() > 0);
         for line in all.iter().filter(|(known, _)| *known == file).filter_map(|(_, line)| line.upgrade()) {
-            let Work::Fill(_, presence) = &line.work else { continue };
-            // What a worker serves already stays as it is.
-            if again && !same(presence.fd(), filled.presence().fd()) {
+            let Work::Fill(order, presence) = &line.work else { continue };
+            // What a worker serves already stays as it is. Another one may have other rights, or less time.
+            let is_ours = match again {
+                true => same(presence.fd(), filled.presence().fd()),
+                false => order.timeout == spec.origin_timeout && sharing(&line.fds) == sharing(&fds),
+            };
+            if !is_ours {
                 continue;
             }
             if let Some(connector) = line.joined_by(ours.clone()) {
@@ -267,7 +274,6 @@ impl Fetchers {
         }
         let presence = Arc::clone(filled.presence());
         let order = Fill { size: presence.size(), chunk: presence.chunk(), timeout: spec.origin_timeout };
-        let fds = opened(filled).map_err(failed)?;
         let work = Work::Fill(order, presence);
         let (connector, line) = Connector::begin(work, fds, again, ours).map_err(failed)?;
         all.push((file, Arc::downgrade(&line)));
@@ -279,6 +285,18 @@ impl Fetchers {
 fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     let of = |fd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
     of(one).is_some() && of(one) == of(other)
+}
+
+/// What the order among a fetcher's descriptors has in common with others that one fetcher can have; nothing
+/// where it does not say that.
+fn sharing(fds: &[OwnedFd]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Order {
+        sharing: String,
+    }
+    // Not by its own place in the file: a fetcher may be reading it.
+    let order = File::from(open(fds.get(ORDER)?.as_fd(), OFlags::RDONLY).ok()?);
+    serde_json::from_reader::<_, Order>(BufReader::new(order)).ok().map(|order| order.sharing)
 }
 
 /// What such a process says next; that it refuses is an error.
@@ -302,6 +320,9 @@ fn open(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
+
+/// Which of them is the order.
+const ORDER: usize = 2;
 
 /// What a fetcher needs, opened for it. The worker of the image may only read the file, and has no right to
 /// the rest.

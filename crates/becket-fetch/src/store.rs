@@ -334,6 +334,13 @@ impl Store {
                 all.push(entry);
             }
         }
+        // A compressed file is in use while what it yields is, until all of that is there.
+        let decoded = all.iter().filter(|entry| entry.in_use && entry.stored < entry.size);
+        let packed = decoded.filter_map(|entry| Some((entry.full.clone(), entry.version.packed()?)));
+        let packed: Vec<(String, String)> = packed.collect();
+        for entry in &mut all {
+            entry.in_use |= packed.contains(&(entry.full.clone(), entry.version.line()));
+        }
         all.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.url.cmp(&other.url)));
         Ok(all)
     }
@@ -356,7 +363,7 @@ impl Store {
     pub fn remove(&self, entries: Vec<Entry>) -> Result<Dropped, Error> {
         let mut dropped = Dropped::default();
         for entry in entries {
-            match self.remove_one(&entry) {
+            match if entry.in_use { Ok(false) } else { self.remove_one(&entry) } {
                 Ok(true) => dropped.gone.push(entry),
                 Ok(false) => dropped.kept.push(entry),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}

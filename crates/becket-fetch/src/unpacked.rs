@@ -166,3 +166,29 @@ impl Held {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compressed_file_is_in_use_while_it_is_decoded() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(Some(place.path())).unwrap();
+        let of = |version: &str| Version::Etag(version.to_owned());
+        let (url, packed) = ("http://h/d.img.gz", of("\"one\""));
+        let hold = |version: &Version| store.hold_meta(&Meta::of(url, version, 200_000, "d.img")).unwrap();
+        drop((hold(&packed), hold(&of("\"two\""))));
+        let decoded = hold(&Version::Unpacked(format!("gzip {}", packed.line())));
+        let in_use = || store.list().unwrap().iter().filter(|entry| entry.in_use).count();
+        assert_eq!(in_use(), 2, "it, and what it is decoded from; not another version of that");
+        let dropped = store.remove(store.list().unwrap()).unwrap();
+        assert_eq!((dropped.gone.len(), dropped.kept.len()), (1, 2));
+        // All of it is there.
+        decoded.table.set(0, &[7; 4], false).unwrap();
+        assert_eq!(decoded.meta.chunks(), 4);
+        assert_eq!(in_use(), 1);
+        drop(decoded);
+        assert_eq!(store.remove(store.list().unwrap()).unwrap().gone.len(), 2);
+    }
+}

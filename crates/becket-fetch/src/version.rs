@@ -48,6 +48,11 @@ impl Version {
         }
     }
 
+    /// The line of the compressed file's version that this is decoded from, if it is.
+    pub(crate) fn packed(&self) -> Option<String> {
+        if let Version::Unpacked(of) = self { Some(of.split_once(' ')?.1.to_owned()) } else { None }
+    }
+
     /// In one line that no other version has.
     pub(crate) fn line(&self) -> String {
         match self {

@@ -97,6 +97,8 @@ fn fuse_what_is_decoded_is_read_while_the_rest_is_still_elsewhere() {
     assert!(read(&disk, 3001).unwrap().0 == block_of(&bytes, 3001), "what is there is read");
     let list = run(&place, &["--json", "store", "list"]).json();
     assert_eq!(list["objects"].as_array().unwrap().len(), 2, "the stream and what it yields: {list:#}");
+    assert!(list["objects"].as_array().unwrap().iter().all(|object| object["in_use"] == true), "{list:#}");
+    assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1);
     origin.honest();
     assert!(waits.join().unwrap().unwrap() == block_of(&bytes, 12_000));
     assert!(fs::read(&path).unwrap() == bytes);

@@ -99,6 +99,12 @@ pub enum Error {
         /// What the user can do.
         fix: String,
     },
+    /// Nothing says where the user's store is.
+    #[error(
+        "there is no place for the store: neither $BECKET_STORE nor $XDG_CACHE_HOME nor $HOME is set to a \
+         directory's whole path"
+    )]
+    NoStore,
     /// The store on this host fails.
     #[error("{path}: {what}: {source}")]
     Store {
@@ -123,9 +129,11 @@ impl Error {
             Error::Digest { .. } => "source_damaged",
             Error::Away { .. } => "origin_away",
             Error::Stream { .. } | Error::NoRoom { .. } => "stream",
-            Error::Store { .. } | Error::Full { .. } | Error::Limit { .. } | Error::Incomplete { .. } => {
-                "store"
-            }
+            Error::Store { .. }
+            | Error::NoStore
+            | Error::Full { .. }
+            | Error::Limit { .. }
+            | Error::Incomplete { .. } => "store",
         }
     }
 
@@ -135,6 +143,7 @@ impl Error {
             Error::Refused { fix, .. } => *fix,
             Error::Stream { fix, .. } => fix.as_deref(),
             Error::Incomplete { fix, .. } => Some(fix),
+            Error::NoStore => Some("set one of them, or name the directory by --store DIR"),
             Error::NoRoom { .. } => Some("name a directory on a larger file system by --store DIR"),
             Error::Changed { .. } => Some("run the command again to use the new version"),
             Error::Digest { .. } => Some(

@@ -37,6 +37,7 @@
 //! | `origin` | kinds of origins: web servers, S3, registries |
 //! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
 //! | `proxies` | which proxy is the way to a server |
+//! | `home` | where a user's files are |
 //! | `signature` | URLs without the signature in them |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
@@ -52,6 +53,7 @@ mod digest;
 mod error;
 mod fetcher;
 mod forward;
+mod home;
 mod in_order;
 mod inward;
 mod latest;

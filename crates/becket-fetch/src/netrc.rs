@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use crate::home;
+
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
 
@@ -15,8 +17,8 @@ pub(crate) struct Login {
 
 /// What `$NETRC`, or else `~/.netrc`, says of a host; `None` where it says nothing or cannot be read.
 pub(crate) fn login(host: &str) -> Option<Login> {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".netrc"));
-    let path = std::env::var_os("NETRC").map(PathBuf::from).or_else(home)?;
+    let home = || Some(PathBuf::from(home::variable("HOME")?).join(".netrc"));
+    let path = home::variable("NETRC").map(PathBuf::from).or_else(home)?;
     let size = std::fs::metadata(&path).ok().filter(|meta| meta.is_file())?.len();
     if size > LARGEST {
         return None;

@@ -2,7 +2,7 @@
 //! object without it: the next signature is for the same object, and no signature is written down.
 //!
 //! A parameter is left out only where all of a known scheme are there that make a signature: servers may give
-//! another meaning to a name like `sig` alone. All others stay, for they can choose the object or its version.
+//! another meaning to a name like `sig` alone. All others stay: they can choose the object or its version.
 
 use crate::place::Parts;
 

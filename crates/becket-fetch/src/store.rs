@@ -26,6 +26,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::home;
 use crate::latest;
 use crate::place::{Place, short_digest, shown, shown_source};
 use crate::signature::unsigned;
@@ -184,11 +185,8 @@ impl Store {
     /// # Errors
     /// It cannot be made, or others can write to it.
     pub fn open(dir: Option<&Path>) -> Result<Store, Error> {
-        let dir = dir.map(Path::to_owned).or_else(usual).ok_or_else(|| {
-            Error::store("the store", "there is neither --store nor a home directory")(
-                io::ErrorKind::NotFound.into(),
-            )
-        })?;
+        let usual = || home::store(home::variable, rustix::process::geteuid().is_root());
+        let dir = dir.map(Path::to_owned).or_else(usual).ok_or(Error::NoStore)?;
         let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
         let layout = dir.join(LAYOUT);
         make(&layout).map_err(Error::store(&layout, "the store cannot be made"))?;
@@ -510,19 +508,6 @@ pub(crate) fn checksum(file: &File, start: u64, len: u64, buffer: &mut [u8]) -> 
         done += count as u64;
     }
     Ok(hash.finalize())
-}
-
-/// `/var/cache/becket` of root, and the user's cache directory of others.
-fn usual() -> Option<PathBuf> {
-    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    if let Some(dir) = named("BECKET_STORE") {
-        return Some(dir);
-    }
-    if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/var/cache/becket"));
-    }
-    let home = || Some(named("HOME")?.join(".cache"));
-    Some(named("XDG_CACHE_HOME").or_else(home)?.join("becket"))
 }
 
 /// A number that this process has not used yet.

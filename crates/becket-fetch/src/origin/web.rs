@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::contract::{Header, Origin};
+use crate::home;
 use crate::netrc::{self, Login};
 use crate::place::Parts;
 
@@ -45,6 +46,10 @@ impl Origin for Web {
     }
 
     fn hint(&self) -> &'static str {
+        if !home::is_any_set(&["HOME", "NETRC"]) {
+            return "neither $HOME nor $NETRC is set, so no password was looked for: set $NETRC to the path of \
+                    a file with name and password for the host";
+        }
         "put name and password for the host into ~/.netrc; with 'login Bearer' the password is a token"
     }
 }

@@ -20,6 +20,7 @@ use self::blob::{Blob, is_digest};
 use self::challenge::{Challenge, Token};
 use super::contract::{Ask, Failed, Header, Origin, Short, is_loopback};
 use super::query::{decoded, options};
+use crate::home;
 use crate::place::Parts;
 use crate::version::{Known, Version};
 
@@ -173,6 +174,10 @@ impl Origin for Oci {
     }
 
     fn hint(&self) -> &'static str {
+        if !home::is_any_set(&["HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"]) {
+            return "$HOME is not set, so no file of 'docker login' was looked for: set it, or \
+                    $REGISTRY_AUTH_FILE to the path of such a file";
+        }
         "run 'docker login REGISTRY', or check what its account may read"
     }
 }

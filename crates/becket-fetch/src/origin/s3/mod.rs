@@ -16,6 +16,7 @@ use ureq::http::HeaderMap;
 use self::profile::{Keys, Profile};
 use super::contract::{Ask, Failed, Header, Origin};
 use super::query::{decoded, options};
+use crate::home;
 use crate::place::Parts;
 
 /// Where buckets are if nothing says otherwise.
@@ -121,6 +122,10 @@ impl Origin for S3 {
     fn hint(&self) -> &'static str {
         match self.keys {
             Some(_) => "check that the keys in use may read the object, or choose others with ?profile=NAME",
+            None if !home::is_any_set(&["HOME", "AWS_SHARED_CREDENTIALS_FILE"]) => {
+                "$HOME is not set, so the files of the AWS tools were not looked for: set it, or \
+                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            }
             None => "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run 'aws configure'",
         }
     }

@@ -40,6 +40,12 @@ pub(super) fn look(
     let config = file("AWS_CONFIG_FILE", "config");
     let (secrets, settings) = (section(&credentials, &name), section(&config, &name));
     if asked.is_some() && secrets.is_empty() && settings.is_empty() {
+        let places = ["HOME", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"];
+        if places.iter().all(|place| env(place).is_none()) {
+            return Err(format!(
+                "$HOME is not set, so the files of the AWS tools with the profile {name:?} cannot be found; set it"
+            ));
+        }
         return Err(format!("the files of the AWS tools have no profile {name:?}"));
     }
     let of = |key: &str| {
@@ -91,6 +97,15 @@ mod tests {
         aws_access_key_id=x\n";
     const CONFIG: &str = "[default]\nregion = eu-west-1\n[profile work]\nregion=us-west-2\n\
         s3 =\n  region = nested\nendpoint_url = http://127.0.0.1:1\n";
+
+    #[test]
+    fn a_profile_without_a_home_directory_says_what_is_missing() {
+        let why = look(Some("work"), &|_| None, &|_| None).err().unwrap();
+        assert!(why.contains("$HOME is not set"), "{why}");
+        let env = |name: &str| (name == "HOME").then(|| "/h".to_owned());
+        let why = look(Some("work"), &env, &|_| None).err().unwrap();
+        assert!(why.contains("have no profile"), "{why}");
+    }
 
     fn of(named: Option<&str>, env: &[(&str, &str)]) -> Result<(Option<String>, Option<String>), String> {
         let env = |name: &str| {

@@ -1,4 +1,4 @@
-//! What a queue counts, and how long its requests took.
+//! What a queue counts, and how long its requests took: `counters` has the numbers, `summary` adds them up.
 //! Counting takes no lock, no locked instruction and no memory, and a reader never makes the queue wait.
 //!
 //! Each counter has one writer, the I/O thread that owns the queue, so an addition is a plain load and a
@@ -10,6 +10,9 @@
 //! from the turn in which it arrived to the turn in which it finished; the time until its I/O thread woke is
 //! not in it. Many requests of a turn are of one kind and took equally long: [`Tally`] counts these together.
 
+mod counters;
+mod summary;
+
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -18,18 +21,8 @@ use std::sync::{
 use serde::{Deserialize, Serialize};
 
 use crate::Op;
-
-/// Latencies below two to this power of nanoseconds share one bucket.
-const LOWEST: u32 = 10;
-/// Those of at least two to this power (137 s) share another.
-const HIGHEST: u32 = 37;
-/// Linear steps between two powers of two, as a power of two.
-const STEPS: u32 = 4;
-const BUCKETS: usize = (((HIGHEST - LOWEST) << STEPS) + 2) as usize;
-
-/// The latencies by which [`Activity::below`] counts, in nanoseconds.
-pub const BOUNDS: [u64; 11] =
-    [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30, 1 << 32, 1 << 34];
+use counters::{Counters, Timed, raise};
+pub use summary::{Activity, BOUNDS, Fetched, Summary};
 
 /// A queue's counters and histograms.
 ///
@@ -218,289 +211,11 @@ impl Decodings {
     }
 }
 
-/// What is counted of each kind of request.
-#[derive(Debug, Default)]
-struct Counters {
-    operations: AtomicU64,
-    bytes: AtomicU64,
-    errors: AtomicU64,
-}
-
-impl Counters {
-    fn add(&self, requests: u64, bytes: u64) {
-        raise(&self.operations, requests);
-        raise(&self.bytes, bytes);
-    }
-}
-
-/// What is counted where latency matters.
-#[derive(Debug, Default)]
-struct Timed {
-    counters: Counters,
-    histogram: Histogram,
-}
-
-impl Timed {
-    fn add(&self, requests: u64, bytes: u64, nanos: u64) {
-        self.counters.add(requests, bytes);
-        self.histogram.add(requests, nanos);
-    }
-}
-
-/// Latencies in buckets whose width is at most a sixteenth of what they hold.
-#[derive(Debug)]
-struct Histogram {
-    total: AtomicU64,
-    max: AtomicU64,
-    buckets: [AtomicU64; BUCKETS],
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Histogram {
-            total: AtomicU64::new(0),
-            max: AtomicU64::new(0),
-            buckets: [const { AtomicU64::new(0) }; BUCKETS],
-        }
-    }
-}
-
-impl Histogram {
-    fn add(&self, requests: u64, nanos: u64) {
-        raise(&self.total, nanos.wrapping_mul(requests));
-        if nanos > self.max.load(Relaxed) {
-            self.max.store(nanos, Relaxed);
-        }
-        raise(&self.buckets[bucket_of(nanos)], requests);
-    }
-}
-
-/// Adds to a counter that only the calling thread writes.
-fn raise(counter: &AtomicU64, by: u64) {
-    counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
-}
-
-fn bucket_of(nanos: u64) -> usize {
-    match nanos.checked_ilog2() {
-        Some(power) if power >= HIGHEST => BUCKETS - 1,
-        Some(power) if power >= LOWEST => {
-            let step = (nanos >> (power - STEPS)) & ((1 << STEPS) - 1);
-            1 + (((power - LOWEST) << STEPS) as usize) + step as usize
-        }
-        _ => 0,
-    }
-}
-
-/// The longest latency that a bucket holds.
-fn longest_in(bucket: usize) -> u64 {
-    if bucket == 0 {
-        return (1 << LOWEST) - 1;
-    }
-    if bucket >= BUCKETS - 1 {
-        return u64::MAX;
-    }
-    let (power, step) = ((bucket - 1) >> STEPS, (bucket - 1) & ((1 << STEPS) - 1));
-    let width = 1 << (power + (LOWEST - STEPS) as usize);
-    (((1 << STEPS) + step as u64 + 1) * width) - 1
-}
-
-/// What several queues have done together since they began.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
-    /// Requests that have arrived and not finished.
-    pub in_flight: u64,
-    /// Reads.
-    pub read: Activity,
-    /// Writes.
-    pub write: Activity,
-    /// Flushes.
-    pub flush: Activity,
-    /// Discards.
-    pub discard: Activity,
-    /// Ranges that were zeroed; `None` where they count as writes.
-    pub write_zeroes: Option<Activity>,
-    /// What was decoded; `None` where nothing is encoded.
-    #[serde(default)]
-    pub decoded: Option<Decodings>,
-    /// What was fetched; `None` where the image is not on a server that it is fetched from. A queue knows
-    /// only how often it waited.
-    #[serde(default)]
-    pub fetched: Option<Fetched>,
-}
-
-/// What the store has of an image that is fetched from a server.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fetched {
-    /// Bytes of the image that are in the store.
-    pub bytes: u64,
-    /// Length of the image.
-    pub size: u64,
-    /// How often a request waited for what was not there yet.
-    pub waits: u64,
-    /// Bytes of the image that are in memory, because the store has no room for them.
-    #[serde(default)]
-    pub memory: u64,
-    /// Whether what nobody waits for is not fetched until the store has room.
-    #[serde(default)]
-    pub no_room: bool,
-}
-
-/// What was done of one kind. Times are nanoseconds; `None` is what was not measured.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Activity {
-    /// Requests that have finished, with success or not.
-    pub operations: u64,
-    /// Bytes of those that succeeded.
-    pub bytes: u64,
-    /// Requests that failed.
-    pub errors: Option<u64>,
-    /// Mean latency.
-    pub mean_ns: Option<u64>,
-    /// Half of the requests took no longer. This and the other percentiles are never too low, and too high by
-    /// at most a sixteenth, or a microsecond where that is more; above 137 s they say as much as the maximum.
-    pub p50_ns: Option<u64>,
-    /// 90 of 100 took no longer.
-    pub p90_ns: Option<u64>,
-    /// 99 of 100 took no longer.
-    pub p99_ns: Option<u64>,
-    /// 999 of 1000 took no longer.
-    pub p999_ns: Option<u64>,
-    /// The longest, exact.
-    pub max_ns: Option<u64>,
-    /// How many took less than each of [`BOUNDS`], and last how many there are; `None` if nothing is timed.
-    #[serde(default)]
-    pub below: Option<[u64; BOUNDS.len() + 1]>,
-    /// How many of those that can block may be under way; `None` as long as none of them could.
-    #[serde(default)]
-    pub window: Option<u64>,
-}
-
-impl Summary {
-    /// Adds up what queues have counted by now.
-    pub fn of<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -> Summary {
-        let window = |class: usize| {
-            let sum = queues.clone().map(|queue| queue.windows[class].load(Relaxed)).sum();
-            (sum > 0).then_some(sum)
-        };
-        let (read, write) =
-            (queues.clone().map(|queue| &queue.read), queues.clone().map(|queue| &queue.write));
-        let discard = Activity::counted(queues.clone().map(|queue| &queue.discard));
-        let zeroed = Activity::counted(queues.clone().map(|queue| &queue.write_zeroes));
-        let decoded = std::array::from_fn(|index| {
-            queues.clone().map(|queue| queue.decodings[index].load(Relaxed)).sum()
-        });
-        Summary {
-            in_flight: queues.clone().map(in_flight).sum(),
-            read: Activity { window: window(0), ..Activity::timed(read) },
-            write: Activity { window: window(1), ..Activity::timed(write) },
-            flush: Activity::timed(queues.clone().map(|queue| &queue.flush)),
-            discard: Activity { window: window(2), ..discard },
-            write_zeroes: Some(Activity { window: window(2), ..zeroed }),
-            decoded: Some(Decodings::of(decoded)).filter(|decoded| *decoded != Decodings::default()),
-            fetched: Some(queues.map(|queue| queue.waits.load(Relaxed)).sum())
-                .filter(|waits| *waits > 0)
-                .map(|waits| Fetched { waits, ..Fetched::default() }),
-        }
-    }
-
-    /// What was done since another summary of the same counters. What is not a sum stays as it is.
-    #[must_use]
-    pub fn since(&self, before: &Summary) -> Summary {
-        Summary {
-            read: self.read.since(&before.read),
-            write: self.write.since(&before.write),
-            flush: self.flush.since(&before.flush),
-            discard: self.discard.since(&before.discard),
-            ..*self
-        }
-    }
-}
-
-impl Activity {
-    /// What was done since other counts of the same kind; percentiles and the window stay as they are.
-    #[must_use]
-    pub fn since(&self, before: &Activity) -> Activity {
-        let operations = self.operations.saturating_sub(before.operations);
-        let total = |kind: &Activity| u128::from(kind.mean_ns.unwrap_or(0)) * u128::from(kind.operations);
-        let mean = total(self).saturating_sub(total(before)).checked_div(operations.into());
-        Activity {
-            operations,
-            bytes: self.bytes.saturating_sub(before.bytes),
-            errors: self.errors.map(|errors| errors.saturating_sub(before.errors.unwrap_or(0))),
-            mean_ns: mean.filter(|_| self.mean_ns.is_some()).and_then(|mean| u64::try_from(mean).ok()),
-            ..*self
-        }
-    }
-}
-
-/// Requests that have arrived at a queue and not finished.
-fn in_flight(queue: &QueueStats) -> u64 {
-    // What has finished is read first: it began before.
-    let finished = queue.finished();
-    queue.began.load(Relaxed).saturating_sub(finished)
-}
-
-impl Activity {
-    fn counted<'a>(queues: impl Iterator<Item = &'a Counters>) -> Activity {
-        let mut sum = Activity { errors: Some(0), ..Activity::default() };
-        for queue in queues {
-            sum.operations += queue.operations.load(Relaxed);
-            sum.bytes += queue.bytes.load(Relaxed);
-            sum.errors = sum.errors.map(|errors| errors + queue.errors.load(Relaxed));
-        }
-        sum
-    }
-
-    fn timed<'a>(queues: impl Iterator<Item = &'a Timed> + Clone) -> Activity {
-        let sum = Activity::counted(queues.clone().map(|queue| &queue.counters));
-        let mut buckets = [0; BUCKETS];
-        let (mut total, mut max) = (0, 0);
-        for Timed { histogram, .. } in queues {
-            total += u128::from(histogram.total.load(Relaxed));
-            max = max.max(histogram.max.load(Relaxed));
-            for (sum, bucket) in buckets.iter_mut().zip(&histogram.buckets) {
-                *sum += bucket.load(Relaxed);
-            }
-        }
-        // Of the buckets and not the counter of operations, which may be of another moment.
-        let count: u64 = buckets.iter().sum();
-        if count == 0 {
-            return sum;
-        }
-        let percentile = |permille| Some(percentile(&buckets, count, permille).min(max));
-        Activity {
-            mean_ns: u64::try_from(total / u128::from(count)).ok(),
-            p50_ns: percentile(500),
-            p90_ns: percentile(900),
-            p99_ns: percentile(990),
-            p999_ns: percentile(999),
-            max_ns: Some(max),
-            below: Some(std::array::from_fn(|at| {
-                let end = BOUNDS.get(at).map_or(BUCKETS, |bound| bucket_of(*bound));
-                buckets.iter().take(end).sum()
-            })),
-            ..sum
-        }
-    }
-}
-
-/// The longest latency in the bucket of the request that so many of a thousand did not exceed.
-fn percentile(buckets: &[u64; BUCKETS], count: u64, permille: u64) -> u64 {
-    let rank = (u128::from(count) * u128::from(permille)).div_ceil(1000);
-    let mut passed = 0;
-    for (bucket, held) in buckets.iter().enumerate() {
-        passed += u128::from(*held);
-        if passed >= rank {
-            return longest_in(bucket);
-        }
-    }
-    u64::MAX
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::counters::HIGHEST;
     use super::*;
 
     /// Latencies of all magnitudes, as likely short as long.
@@ -557,21 +272,6 @@ mod tests {
             prop_assert_eq!(&summary.below.unwrap()[..BOUNDS.len()], &BOUNDS.map(below)[..]);
             prop_assert_eq!(summary.below.unwrap()[BOUNDS.len()], count);
             prop_assert_eq!((summary.operations, summary.bytes), (count, 512 * count));
-        }
-
-        #[test]
-        fn every_latency_has_its_bucket(nanos in any::<u64>()) {
-            let bucket = bucket_of(nanos);
-            prop_assert!(bucket < BUCKETS && nanos <= longest_in(bucket));
-            prop_assert!(bucket == 0 || nanos > longest_in(bucket - 1));
-        }
-    }
-
-    #[test]
-    fn buckets_meet_without_a_gap() {
-        for bucket in 0..BUCKETS - 1 {
-            assert_eq!(bucket_of(longest_in(bucket)), bucket);
-            assert_eq!(bucket_of(longest_in(bucket) + 1), bucket + 1);
         }
     }
 

@@ -27,6 +27,7 @@ mod orphans;
 mod owned;
 mod place;
 mod process;
+mod processes;
 mod recall;
 mod recovery;
 mod renew;
@@ -65,7 +66,7 @@ use devices::Supervisor;
 use guard::Guard;
 use offers::{Drivers, OFFERS};
 use place::Place;
-use process::Processes;
+use processes::Processes;
 
 /// How long it stays with nothing to do: the client that started it connects in this time, and a script that
 /// attaches one image after the other need not start one each time.

@@ -6,23 +6,21 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
 use rustix::net::SendFlags;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::introduction::{About, introduction, notes_of, quoted};
-use super::workers::{Arrival, Hook, OnDeath, Orphan, Worker, Workers};
+use super::workers::{Arrival, Hook, OnDeath, Worker};
 use crate::contract::export::{Visitor, Visits};
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Change, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions;
 use crate::contract::{DeviceId, Error};
-use crate::record::runtime::Runtime;
 use crate::system::helper;
 use crate::system::process::ProcessId;
 use crate::system::role::Role;
@@ -38,11 +36,11 @@ const ORDER: Duration = Duration::from_secs(120);
 const MOST_LEFT: usize = 1 << 16;
 
 /// A worker of a predecessor, and what it serves.
-type Adopted = (Arc<WorkerProcess>, Vec<Kept>);
+pub(super) type Adopted = (Arc<WorkerProcess>, Vec<Kept>);
 
 /// A worker process.
 #[derive(Debug)]
-pub(crate) struct WorkerProcess {
+pub(super) struct WorkerProcess {
     id: ProcessId,
     socket: OwnedFd,
     /// Where a successor of ours finds it.
@@ -82,7 +80,7 @@ impl std::fmt::Debug for State {
 
 impl WorkerProcess {
     /// Starts a worker and waits until it has given up its rights. `on_death` is called once, when it ended.
-    pub(crate) fn start(
+    pub(super) fn start(
         place: PathBuf,
         cache_size: Option<u64>,
         cgroup: Option<BorrowedFd<'_>>,
@@ -106,7 +104,10 @@ impl WorkerProcess {
 
     /// Takes over the worker that waits at `place`, with what it serves. An error comes with the worker that
     /// it is about.
-    fn adopt(place: PathBuf, on_death: OnDeath) -> Result<Adopted, (Option<ProcessId>, io::Error)> {
+    pub(super) fn adopt(
+        place: PathBuf,
+        on_death: OnDeath,
+    ) -> Result<Adopted, (Option<ProcessId>, io::Error)> {
         let (socket, pid) = rendezvous::call(&place).map_err(|error| (None, error))?;
         let id = ProcessId::of(pid).ok_or_else(|| (None, io::Error::other("it is dying")))?;
         if id.stopped() {
@@ -422,71 +423,8 @@ fn is_again(visitor: &Visitor) -> bool {
     matches!(visitor, Visitor::VhostUserAgain { .. })
 }
 
-/// Real processes, which are found again by sockets in a directory.
-pub(crate) struct Processes {
-    dir: PathBuf,
-    started: AtomicU32,
-    /// Bytes of decoded blocks that each may keep until a device says otherwise; it chooses when not given.
-    cache_size: Option<u64>,
-    /// The workers with which nothing can be spoken, and why.
-    strangers: Mutex<Vec<(ProcessId, String)>>,
-}
-
-impl Processes {
-    pub(crate) fn new(runtime: &Runtime, cache_size: Option<u64>) -> Processes {
-        Processes {
-            dir: runtime.workers(),
-            started: AtomicU32::new(0),
-            cache_size,
-            strangers: Mutex::default(),
-        }
-    }
-
-    /// A path that no other worker has.
-    fn place(&self) -> PathBuf {
-        let number = self.started.fetch_add(1, Ordering::Relaxed);
-        self.dir.join(format!("{}-{number}", std::process::id()))
-    }
-}
-
-impl Workers for Processes {
-    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Worker>, Error> {
-        Ok(WorkerProcess::start(self.place(), self.cache_size, cgroup, on_death)?)
-    }
-
-    fn orphans(&self, on_death: &dyn Fn() -> OnDeath) -> Vec<Orphan> {
-        let mut orphans = Vec::new();
-        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            let path = entry.path();
-            match WorkerProcess::adopt(path.clone(), on_death()) {
-                Ok((worker, held)) => orphans.push(Orphan { worker, held }),
-                Err((_, error)) if nobody(&error) => remove(&path),
-                Err((worker, error)) => {
-                    error!(
-                        "the worker at {} cannot be taken over, its devices stay with it: {error}",
-                        path.display()
-                    );
-                    if let Some(worker) = worker.filter(|_| error.kind() == io::ErrorKind::Unsupported) {
-                        lock(&self.strangers).push((worker, error.to_string()));
-                    }
-                }
-            }
-        }
-        orphans
-    }
-
-    fn strangers(&self) -> Vec<(ProcessId, String)> {
-        lock(&self.strangers).clone()
-    }
-}
-
-/// Whether there is no listener any more.
-fn nobody(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
-}
-
 /// Removes a worker's socket.
-fn remove(path: &Path) {
+pub(super) fn remove(path: &Path) {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             warn!("{} stays: {error}", path.display());

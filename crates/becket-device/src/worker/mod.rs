@@ -1,6 +1,7 @@
 //! The worker: the process that moves bytes. It serves the devices that the supervisor hands it.
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
+mod errands;
 mod exports;
 mod growing;
 
@@ -8,9 +9,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, Scope};
+use std::thread;
 
 use becket_engine::{Decoding, Ending, IoThreads, Serving};
 use becket_image::Source;
@@ -29,13 +30,9 @@ use crate::contract::{DeviceId, Error, spec, table};
 use crate::system::role::{self, Begun, Role};
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 use crate::system::{confine, harden, moment};
+use errands::aside;
 use exports::{Count, Front, Taker, Tell};
 use growing::grower;
-
-/// Orders that are carried out beside others at the same time.
-const MOST_ERRANDS: usize = 8;
-/// Bytes of the stack of a thread that does so; it is locked in memory as a whole.
-const STACK: usize = 256 << 10;
 
 /// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone
 /// it goes on serving and waits for the next one; it returns when there is neither a supervisor nor a device.
@@ -468,33 +465,6 @@ fn is_long(serve: &Serve) -> bool {
     serve.backing.grows || serve.backing.encoded.is_some()
 }
 
-/// Does something on another thread; on this one, if too many are busy already or no thread can be had.
-fn aside<'scope, W: FnOnce() + Send + 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    errands: &'scope AtomicUsize,
-    work: W,
-) {
-    if errands.fetch_add(1, Ordering::Relaxed) >= MOST_ERRANDS {
-        errands.fetch_sub(1, Ordering::Relaxed);
-        return work();
-    }
-    // Where it can be taken back from.
-    let work = Arc::new(Mutex::new(Some(work)));
-    let run = move |work: &Mutex<Option<W>>| {
-        let work = lock(work).take();
-        if let Some(work) = work {
-            work();
-        }
-        errands.fetch_sub(1, Ordering::Relaxed);
-    };
-    let theirs = Arc::clone(&work);
-    let thread = thread::Builder::new().name("becket-errand".to_owned()).stack_size(STACK);
-    if let Err(error) = thread.spawn_scoped(scope, move || run(&theirs)) {
-        warn!("an order keeps others waiting: {error}");
-        run(&work);
-    }
-}
-
 /// The machine's memory in bytes.
 fn machine_memory() -> u64 {
     let info = rustix::system::sysinfo();
@@ -542,32 +512,6 @@ mod tests {
         worker.obey(&mut None);
         let answer = protocol::receive::<Report>(&supervisor).unwrap().unwrap().0;
         assert_eq!(answer, Report::Counted { id: 3.into(), stats: None });
-    }
-
-    #[test]
-    fn what_takes_long_keeps_nobody_waiting_and_has_ended_with_the_orders() {
-        let (errands, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        thread::scope(|scope| {
-            let mut waiting = Vec::new();
-            for _ in 0..MOST_ERRANDS {
-                let (sender, receiver) = std::sync::mpsc::channel::<()>();
-                waiting.push(sender);
-                let ended = &ended;
-                aside(scope, &errands, move || {
-                    receiver.recv_timeout(Duration::from_secs(60)).unwrap();
-                    ended.fetch_add(1, Ordering::Relaxed);
-                });
-            }
-            let (here, mut there) = (thread::current().id(), None);
-            thread::scope(|inner| {
-                let errands = &errands;
-                let there = &mut there;
-                aside(inner, errands, move || *there = Some(thread::current().id()));
-            });
-            assert_eq!(there, Some(here), "more than so many are not done at once");
-            waiting.iter().for_each(|sender| sender.send(()).unwrap());
-        });
-        assert_eq!((ended.into_inner(), errands.into_inner()), (MOST_ERRANDS, 0));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //! chunk is there. It knows no protocol and no store.
 //!
 //! Uses go down this list: `filler` brings bytes within the process that opens an image, `presence` says to
-//! other processes which chunks are there, `memory` has those for which the file has no room.
+//! other processes which chunks are there (its words are in `bits`), `memory` has those for which the file
+//! has no room.
 
+mod bits;
 mod filler;
 mod memory;
 mod presence;
@@ -14,9 +16,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::bits::MOST_CHUNKS;
 pub use self::filler::{Condition, Fetching, Filler, Fillers, Lent};
 pub use self::memory::Memory;
-pub use self::presence::{MOST_CHUNKS, Presence, Where};
+pub use self::presence::{Presence, Where};
 use super::file::facts::Facts;
 use super::file::{FileFacts, FileSource};
 use super::kind::{Identity, Kind};

@@ -16,48 +16,25 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use becket_uapi::shared::{self, Words};
+use becket_uapi::shared;
 use rustix::fs::FlockOperation;
 
+use super::bits::{ASKED, Bits, CAME, DEPARTURES, FAILS, RESTS, UNCHECKED, USES_MEMORY, Which};
 use super::memory::Memory;
 use crate::ReadAt;
-
-/// The most chunks of a file.
-pub const MOST_CHUNKS: u64 = 1 << 20;
-
-/// Words of the header; the maps follow.
-const HEAD: usize = 16;
-/// Counts what readers ask. They wake the fetcher by it.
-const ASKED: usize = 0;
-/// Counts what comes. Readers wait for it.
-const CAME: usize = 1;
-/// Readers of what is not there fail and do not wait.
-const FAILS: usize = 2;
-/// Counts how often chunks have gone from memory.
-const DEPARTURES: usize = 3;
-/// Whether chunks are, or have been, in memory.
-const USES_MEMORY: usize = 4;
-/// Whether what nobody waits for rests until there is room for it.
-const RESTS: usize = 6;
-/// How many chunks the file had when this was made that nobody has compared with their checksums since.
-const UNCHECKED: usize = 5;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Presence {
     file: File,
-    words: Words,
+    bits: Bits,
     /// The chunk's length in bytes is 1 shifted by this.
     shift: u32,
     /// Length of the file in bytes.
     size: u64,
-    /// Words of a map.
-    map: usize,
-    /// It has room for chunks in memory. Tables of version 0.1.0 have none, and not the map for that.
-    roomy: bool,
 }
 
 /// Where the bytes of a chunk are that is there.
@@ -69,41 +46,13 @@ pub enum Where {
     Memory,
 }
 
-/// One of the four maps.
-#[derive(Debug, Clone, Copy)]
-enum Which {
-    There,
-    Wanted,
-    Later,
-    InMemory,
-}
-
-/// How many maps there are.
-const MAPS: usize = 4;
-
-/// The words of a map, for so many bytes in chunks of that length.
-fn words_of_map(size: u64, chunk: u64) -> io::Result<usize> {
-    let chunks = size.div_ceil(chunk.max(1));
-    if !chunk.is_power_of_two() || !(1..=MOST_CHUNKS).contains(&chunks) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "its chunks are impossible"));
-    }
-    usize::try_from(chunks.div_ceil(32)).map_err(io::Error::other)
-}
-
-/// The room behind the table in bytes: as long as the file, and longer by its words, so that the length is
-/// that of no other table.
-fn room(size: u64, map: usize) -> u64 {
-    size.saturating_add(map as u64)
-}
-
 impl Presence {
     /// The table of a file of `size` bytes in chunks of `chunk` bytes of which none is there.
     ///
     /// # Errors
     /// There are too many chunks, or no memory.
     pub fn new(size: u64, chunk: u64) -> io::Result<Presence> {
-        let map = words_of_map(size, chunk)?;
-        Presence::open(shared::file("becket-presence", HEAD + MAPS * map, room(size, map))?, size, chunk)
+        Presence::open(Bits::file(size, chunk)?, size, chunk)
     }
 
     /// The table that a descriptor has, of such a file.
@@ -111,12 +60,8 @@ impl Presence {
     /// # Errors
     /// It is none.
     pub fn open(fd: OwnedFd, size: u64, chunk: u64) -> io::Result<Presence> {
-        let map = words_of_map(size, chunk)?;
-        let (words, roomy) = match Words::map(&fd, HEAD + MAPS * map, room(size, map)) {
-            Ok(words) => (words, true),
-            Err(_) => (Words::map(&fd, HEAD + Which::InMemory as usize * map, 0)?, false),
-        };
-        Ok(Presence { file: fd.into(), words, shift: chunk.trailing_zeros(), size, map, roomy })
+        let bits = Bits::map(&fd, size, chunk)?;
+        Ok(Presence { file: fd.into(), bits, shift: chunk.trailing_zeros(), size })
     }
 
     /// Another handle of the same table.
@@ -160,33 +105,10 @@ impl Presence {
         if offset >= end { 0..0 } else { offset >> self.shift..last + 1 }
     }
 
-    #[inline]
-    fn word(&self, which: Which, chunk: u64) -> Option<(&AtomicU32, u32)> {
-        let index = usize::try_from(chunk / 32).ok().filter(|index| *index < self.map)?;
-        Some((self.words.get(HEAD + which as usize * self.map + index)?, 1 << (chunk % 32)))
-    }
-
-    #[inline]
-    fn has_bit(&self, which: Which, chunk: u64) -> bool {
-        self.word(which, chunk).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
-    }
-
-    fn set_bit(&self, which: Which, chunk: u64) {
-        if let Some((word, bit)) = self.word(which, chunk) {
-            word.fetch_or(bit, Ordering::SeqCst);
-        }
-    }
-
-    fn clear_bit(&self, which: Which, chunk: u64) {
-        if let Some((word, bit)) = self.word(which, chunk) {
-            word.fetch_and(!bit, Ordering::SeqCst);
-        }
-    }
-
     /// Whether a chunk is there.
     #[inline]
     pub fn has(&self, chunk: u64) -> bool {
-        self.has_bit(Which::There, chunk)
+        self.bits.has(Which::There, chunk)
     }
 
     /// Where a chunk is. One that is in the file stays there, unless all are withdrawn.
@@ -194,7 +116,7 @@ impl Presence {
     pub fn place(&self, chunk: u64) -> Option<Where> {
         // In this order: what is no longer in memory is in the file.
         match self.has(chunk) {
-            true if self.has_bit(Which::InMemory, chunk) => Some(Where::Memory),
+            true if self.bits.has(Which::InMemory, chunk) => Some(Where::Memory),
             true => Some(Where::File),
             false => None,
         }
@@ -219,7 +141,8 @@ impl Presence {
     /// How many bytes of the file are there, and how many of them in memory.
     pub fn there(&self) -> (u64, u64) {
         let chunks = self.chunks();
-        let load = |which, first| self.word(which, first).map_or(0, |(word, _)| word.load(Ordering::Relaxed));
+        let load =
+            |which, first| self.bits.word(which, first).map_or(0, |(word, _)| word.load(Ordering::Relaxed));
         let (mut all, mut memory) = (0, 0);
         for first in (0..chunks).step_by(32) {
             let there = load(Which::There, first);
@@ -237,20 +160,21 @@ impl Presence {
     /// Notes how many chunks the file has that are not there yet, since nobody has compared them with their
     /// checksums.
     pub fn expect(&self, chunks: u64) {
-        self.head(UNCHECKED).store(u32::try_from(chunks).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.bits.head(UNCHECKED).store(u32::try_from(chunks).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     /// One of them was compared. It may have been damaged.
     pub fn checked(&self) {
         let less = |count: u32| count.checked_sub(1);
-        let _ = self.head(UNCHECKED).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let _ = self.bits.head(UNCHECKED).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// How many bytes of the file are stored, for people: those that are there, and those that are to be
     /// compared. And how many are in memory.
     pub fn stored(&self) -> (u64, u64) {
         let (all, memory) = self.there();
-        let unchecked = u64::from(self.head(UNCHECKED).load(Ordering::Relaxed)).saturating_mul(self.chunk());
+        let unchecked =
+            u64::from(self.bits.head(UNCHECKED).load(Ordering::Relaxed)).saturating_mul(self.chunk());
         (all.saturating_sub(memory).saturating_add(unchecked).min(self.size), memory)
     }
 
@@ -270,32 +194,17 @@ impl Presence {
 
     /// Asks for the chunks of a range of bytes that are not there.
     pub fn ask(&self, offset: u64, len: u64) {
-        self.ask_in(Which::Wanted, self.chunks_of(offset, len));
+        self.bits.ask(Which::Wanted, self.chunks_of(offset, len));
     }
 
     /// The same for when nobody waits for anything.
     pub fn ask_later(&self, offset: u64, len: u64) {
-        self.ask_in(Which::Later, self.chunks_of(offset, len));
-    }
-
-    /// Sets the bits of a word at once, so that the fetcher sees few requests and not many.
-    fn ask_in(&self, which: Which, chunks: Range<u64>) {
-        let mut at = chunks.start;
-        while at < chunks.end {
-            let end = chunks.end.min((at / 32 + 1) * 32);
-            let bits = (u64::from(u32::MAX) >> (32 - (end - at))) << (at % 32);
-            if let (Some((word, _)), Some((there, _))) = (self.word(which, at), self.word(Which::There, at)) {
-                let missing = !there.load(Ordering::Acquire);
-                word.fetch_or(u32::try_from(bits).unwrap_or(u32::MAX) & missing, Ordering::SeqCst);
-            }
-            at = end;
-        }
-        self.count(ASKED);
+        self.bits.ask(Which::Later, self.chunks_of(offset, len));
     }
 
     /// Has the fetcher look at what is asked for once more.
     pub fn look_again(&self) {
-        self.count(ASKED);
+        self.bits.count(ASKED);
     }
 
     /// Takes over what was asked of another table of the same file. What is there is for the process to say
@@ -304,13 +213,13 @@ impl Presence {
         for first in (0..self.chunks()).step_by(32) {
             for which in [Which::Wanted, Which::Later] {
                 if let (Some((mine, _)), Some((theirs, _))) =
-                    (self.word(which, first), other.word(which, first))
+                    (self.bits.word(which, first), other.bits.word(which, first))
                 {
                     mine.fetch_or(theirs.load(Ordering::SeqCst), Ordering::SeqCst);
                 }
             }
         }
-        self.count(ASKED);
+        self.bits.count(ASKED);
     }
 
     /// Whether no other process lets chunks go from memory: the first that asks is the one, as long as it
@@ -321,12 +230,12 @@ impl Presence {
 
     /// Whether a request waits for a chunk.
     pub fn is_wanted(&self, chunk: u64) -> bool {
-        self.has_bit(Which::Wanted, chunk) && !self.has(chunk)
+        self.bits.has(Which::Wanted, chunk) && !self.has(chunk)
     }
 
     /// Whether a chunk is to come when nobody waits for anything.
     pub fn is_later(&self, chunk: u64) -> bool {
-        self.has_bit(Which::Later, chunk) && !self.has(chunk)
+        self.bits.has(Which::Later, chunk) && !self.has(chunk)
     }
 
     /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later, and
@@ -337,10 +246,10 @@ impl Presence {
         let mut find = |range: Range<u64>| {
             let mut at = range.start;
             while at < range.end {
-                match self.word(which, at).map(|(word, _)| word.load(Ordering::SeqCst)) {
+                match self.bits.word(which, at).map(|(word, _)| word.load(Ordering::SeqCst)) {
                     // A whole word of nothing.
                     Some(0) => at = (at / 32 + 1) * 32,
-                    _ if self.has_bit(which, at) && !self.has(at) && is(at) => return Some(at),
+                    _ if self.bits.has(which, at) && !self.has(at) && is(at) => return Some(at),
                     _ => at += 1,
                 }
             }
@@ -353,35 +262,35 @@ impl Presence {
     /// A chunk's bytes are there. Readers hear of it by [`Presence::tell`].
     pub fn put(&self, chunk: u64, place: Where) {
         match place {
-            Where::File => self.clear_bit(Which::InMemory, chunk),
+            Where::File => self.bits.clear(Which::InMemory, chunk),
             Where::Memory => {
-                self.head(USES_MEMORY).store(1, Ordering::SeqCst);
-                self.set_bit(Which::InMemory, chunk);
+                self.bits.head(USES_MEMORY).store(1, Ordering::SeqCst);
+                self.bits.set(Which::InMemory, chunk);
             }
         }
-        self.set_bit(Which::There, chunk);
-        [Which::Wanted, Which::Later].into_iter().for_each(|which| self.clear_bit(which, chunk));
+        self.bits.set(Which::There, chunk);
+        [Which::Wanted, Which::Later].into_iter().for_each(|which| self.bits.clear(which, chunk));
     }
 
     /// Chunks in memory are no longer there: their memory may be freed. Those that are in the file stay.
     pub fn depart(&self, chunks: impl Iterator<Item = u64>) {
         for chunk in chunks.filter(|chunk| self.place(*chunk) == Some(Where::Memory)) {
-            self.clear_bit(Which::There, chunk);
+            self.bits.clear(Which::There, chunk);
         }
-        self.head(DEPARTURES).fetch_add(1, Ordering::SeqCst);
+        self.bits.head(DEPARTURES).fetch_add(1, Ordering::SeqCst);
     }
 
     /// No chunk of the file is there any more: its bytes are not what they should be. A read that has begun
     /// still gets them.
     pub fn withdraw(&self) {
-        (0..self.chunks()).for_each(|chunk| self.clear_bit(Which::There, chunk));
+        (0..self.chunks()).for_each(|chunk| self.bits.clear(Which::There, chunk));
         self.tell();
     }
 
     /// Whether chunks are in memory, or have been: what is there can go then.
     #[inline]
     pub fn uses_memory(&self) -> bool {
-        self.head(USES_MEMORY).load(Ordering::Acquire) != 0
+        self.bits.head(USES_MEMORY).load(Ordering::Acquire) != 0
     }
 
     /// Whether a reader of a range of bytes can go on: all of it is there. Where chunks can go, all of it may
@@ -394,17 +303,17 @@ impl Presence {
     /// the look at the table and after the read.
     #[inline]
     pub fn departures(&self) -> u32 {
-        self.head(DEPARTURES).load(Ordering::SeqCst)
+        self.bits.head(DEPARTURES).load(Ordering::SeqCst)
     }
 
     /// Whether there is such room: see [`Presence::memory`].
     pub fn is_roomy(&self) -> bool {
-        self.roomy
+        self.bits.is_roomy()
     }
 
     /// The room behind the table for chunks that are not in the file.
     pub fn memory(&self) -> Memory<'_> {
-        Memory::new(&self.file, shared::room_behind(HEAD + MAPS * self.map))
+        Memory::new(&self.file, self.bits.behind())
     }
 
     /// Reads the bytes of a range that are there, from its start on, from memory or from `file`. Returns how
@@ -431,67 +340,55 @@ impl Presence {
 
     /// Has all readers look again.
     pub fn tell(&self) {
-        self.count(CAME);
+        self.bits.count(CAME);
     }
 
     /// Whether readers of what is not there fail.
     #[inline]
     pub fn fails(&self) -> bool {
-        self.head(FAILS).load(Ordering::Acquire) != 0
+        self.bits.head(FAILS).load(Ordering::Acquire) != 0
     }
 
     /// Has readers of what is not there fail from now on, or wait again.
     pub fn set_fails(&self, fails: bool) {
-        self.head(FAILS).store(fails.into(), Ordering::SeqCst);
+        self.bits.head(FAILS).store(fails.into(), Ordering::SeqCst);
         self.tell();
     }
 
     /// Whether what is wanted later rests, because there is no room for it.
     pub fn rests(&self) -> bool {
-        self.head(RESTS).load(Ordering::Relaxed) != 0
+        self.bits.head(RESTS).load(Ordering::Relaxed) != 0
     }
 
     /// Says whether that is so. Returns whether it is news.
     pub fn set_rests(&self, rests: bool) -> bool {
-        self.head(RESTS).swap(rests.into(), Ordering::Relaxed) != u32::from(rests)
+        self.bits.head(RESTS).swap(rests.into(), Ordering::Relaxed) != u32::from(rests)
     }
 
     /// How often something has come, for [`Presence::await_news`]. Look at the table after this.
     pub fn news(&self) -> u32 {
-        self.head(CAME).load(Ordering::SeqCst)
+        self.bits.head(CAME).load(Ordering::SeqCst)
     }
 
     /// Waits until something comes after `seen`. May return early.
     pub fn await_news(&self, seen: u32) {
-        shared::wait(self.head(CAME), seen, None);
+        shared::wait(self.bits.head(CAME), seen, None);
     }
 
     /// How often something was asked, for [`Presence::await_ask`]. Look at the table after this.
     pub fn asked(&self) -> u32 {
-        self.head(ASKED).load(Ordering::SeqCst)
+        self.bits.head(ASKED).load(Ordering::SeqCst)
     }
 
     /// Waits until something is asked after `seen`, no longer than `limit`. May return early.
     pub fn await_ask(&self, seen: u32, limit: Option<Duration>) {
-        shared::wait(self.head(ASKED), seen, limit);
-    }
-
-    fn count(&self, which: usize) {
-        let word = self.head(which);
-        word.fetch_add(1, Ordering::SeqCst);
-        shared::wake(word);
-    }
-
-    #[inline]
-    fn head(&self, index: usize) -> &AtomicU32 {
-        // Mapped with at least the header, so that there always is one.
-        static NONE: AtomicU32 = AtomicU32::new(0);
-        self.words.get(index).unwrap_or(&NONE)
+        shared::wait(self.bits.head(ASKED), seen, limit);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::bits::{HEAD, MOST_CHUNKS};
     use super::*;
 
     const CHUNK: u64 = 4096;

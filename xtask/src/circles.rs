@@ -1,10 +1,16 @@
-//! Checks that no files of a crate use each other in a circle (docs/decisions/0082). Tests are not looked at.
+//! Checks that no files of a crate use each other in a circle (docs/decisions/0082, 0216). Tests are not
+//! looked at.
 //!
 //! A file uses another if its code names what that file defines, whichever module hands the name on: a name
 //! is followed to its definition. `pub use` by itself is no use: it only opens a door.
 //!
-//! What this check does not see: calls of methods (`self.step()` in a file, `fn step` in an `impl` in
-//! another), functions that are handed on as values, names made by macros, and the text of `include!`.
+//! A file also uses another if it calls a method that is defined there: `self.step()` is that of the type
+//! whose `impl` it stands in; any other `.step(one)` is that of the only file of the crate that defines a
+//! `step` with one argument which may be called there. Where several files define it, or a trait or another
+//! crate does, nothing is known.
+//!
+//! What this check does not see: such methods, functions that are handed on as values, what stands in the
+//! arguments of macros, names made by macros, and the text of `include!`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,6 +21,13 @@ use syn::{Attribute, Item, ItemMod, UseTree};
 
 /// The path of a module in its crate, or of a name in a module.
 type Names = Vec<String>;
+
+/// Methods that the standard library has as well: a call of one is most likely not that of the crate.
+const COMMON: &[&str] = &["drain", "load"];
+
+/// A method that is called or defined: its type, where that is known, its name, and the number of its
+/// arguments.
+type Method = (Option<String>, String, usize);
 
 /// What is known of one file.
 #[derive(Default)]
@@ -28,8 +41,16 @@ struct File {
     globs: Vec<Names>,
     /// Names that it defines.
     defines: BTreeSet<String>,
+    /// Methods that it defines, and whether only this module and those below may call each; those of traits
+    /// are of no type.
+    methods: BTreeMap<Method, bool>,
+    /// Methods that it calls.
+    calls: BTreeSet<Method>,
     /// The module that is being looked at.
     here: Names,
+    /// The type whose `impl` is being looked at, and whether that is one of a trait.
+    of: Option<String>,
+    of_trait: bool,
 }
 
 impl File {
@@ -117,6 +138,42 @@ impl<'ast> Visit<'ast> for File {
         }
     }
 
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        let of = match &*item.self_ty {
+            syn::Type::Path(ty) => ty.path.segments.last().map(|segment| segment.ident.to_string()),
+            _ => None,
+        };
+        let before = (self.of.take(), self.of_trait);
+        (self.of, self.of_trait) = (of, item.trait_.is_some());
+        syn::visit::visit_item_impl(self, item);
+        (self.of, self.of_trait) = before;
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if is_test(&item.attrs) {
+            return;
+        }
+        if item.sig.receiver().is_some() {
+            let of = self.of.clone().filter(|_| !self.of_trait);
+            let method = (of, item.sig.ident.to_string(), item.sig.inputs.len() - 1);
+            self.methods.insert(method, matches!(item.vis, syn::Visibility::Inherited) && !self.of_trait);
+        }
+        syn::visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        let args = item.sig.inputs.len().saturating_sub(1);
+        self.methods.insert((None, item.sig.ident.to_string(), args), false);
+        syn::visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        let by_self = matches!(&*call.receiver, syn::Expr::Path(path) if path.path.is_ident("self"));
+        let of = self.of.clone().filter(|_| by_self);
+        self.calls.insert((of, call.method.to_string(), call.args.len()));
+        syn::visit::visit_expr_method_call(self, call);
+    }
+
     /// `pub(crate)` uses nothing.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
@@ -133,6 +190,9 @@ impl<'ast> Visit<'ast> for File {
 
 /// The modules of a crate, by their paths.
 type Crate = BTreeMap<Names, File>;
+
+/// The files that each file uses, and which of their methods it calls.
+type Arrows<'a> = BTreeMap<&'a Path, BTreeMap<&'a Path, BTreeSet<&'a str>>>;
 
 /// Reads the file of a module and those below it.
 fn read(folder: &Path, here: &Names, path: PathBuf, found: &mut Crate) {
@@ -170,53 +230,116 @@ fn home(modules: &Crate, path: &[String], depth: usize) -> Option<Names> {
     imported.into_iter().chain(globs).find_map(|path| home(modules, &path, depth - 1))
 }
 
-/// The files that each file uses.
-fn arrows(modules: &Crate) -> BTreeMap<&Path, BTreeSet<&Path>> {
-    let targets = |file: &File| -> BTreeSet<&Path> {
-        let homes = file.uses.iter().filter_map(|path| home(modules, path, 5));
-        homes.map(|home| modules[&home].path.as_path()).filter(|path| *path != file.path).collect()
-    };
-    modules.values().map(|file| (file.path.as_path(), targets(file))).collect()
+/// The files that define a method.
+#[derive(Default)]
+struct Definers<'a> {
+    files: BTreeSet<&'a Path>,
+    /// One of them does so for a trait, or is of another crate.
+    vague: bool,
+    /// The module that it is private to, where it is that.
+    within: Option<&'a Names>,
+}
+
+/// All methods of a crate: by type and name, and by name and number of arguments.
+#[derive(Default)]
+struct Methods<'a> {
+    of_types: BTreeMap<(&'a str, &'a str), BTreeSet<&'a Path>>,
+    all: BTreeMap<(&'a str, usize), Definers<'a>>,
+}
+
+impl<'a> Methods<'a> {
+    fn of(modules: &'a Crate, others: impl Iterator<Item = &'a Crate>) -> Methods<'a> {
+        let mut found = Methods::default();
+        let others = others.flat_map(Crate::values).map(|file| (file, true));
+        for (file, other) in modules.values().map(|file| (file, false)).chain(others) {
+            for ((of, name, args), private) in &file.methods {
+                if let Some(of) = of.as_ref().filter(|_| !other) {
+                    found.of_types.entry((of, name)).or_default().insert(&file.path);
+                }
+                let definers = found.all.entry((name, *args)).or_default();
+                definers.files.insert(&file.path);
+                definers.vague |= other || of.is_none();
+                definers.within = private.then_some(&file.here);
+            }
+        }
+        found
+    }
+
+    /// The file that defines the method of a call in a module; `None` where that is not known.
+    fn definer(&self, here: &Names, (of, name, args): &'a Method) -> Option<&'a Path> {
+        let of_type = of.as_ref().and_then(|of| self.of_types.get(&(of.as_str(), name.as_str())));
+        let only = |files: &BTreeSet<&'a Path>| files.first().copied().filter(|_| files.len() == 1);
+        of_type.and_then(only).or_else(|| {
+            let Definers { files, vague, within } = self.all.get(&(name.as_str(), *args))?;
+            let may = within.is_none_or(|module| here.starts_with(module));
+            only(files).filter(|_| may && !vague && !COMMON.contains(&name.as_str()))
+        })
+    }
+}
+
+/// The arrows of the files of a crate.
+fn arrows<'a>(modules: &'a Crate, others: impl Iterator<Item = &'a Crate>) -> Arrows<'a> {
+    let methods = Methods::of(modules, others);
+    let mut found = Arrows::new();
+    for file in modules.values() {
+        let targets = found.entry(&file.path).or_default();
+        for home in file.uses.iter().filter_map(|path| home(modules, path, 5)) {
+            targets.entry(&modules[&home].path).or_default();
+        }
+        for call in &file.calls {
+            if let Some(path) = methods.definer(&file.here, call) {
+                targets.entry(path).or_default().insert(&call.1);
+            }
+        }
+        targets.remove(file.path.as_path());
+    }
+    found
 }
 
 /// The files that one file reaches, by how many steps.
-fn reached<'a>(arrows: &BTreeMap<&'a Path, BTreeSet<&'a Path>>, from: &Path) -> BTreeSet<&'a Path> {
+fn reached<'a>(arrows: &Arrows<'a>, from: &Path) -> BTreeSet<&'a Path> {
     let mut found = BTreeSet::new();
-    let mut next: Vec<&Path> = arrows[from].iter().copied().collect();
+    let mut next: Vec<&Path> = arrows[from].keys().copied().collect();
     while let Some(path) = next.pop() {
         if found.insert(path) {
-            next.extend(&arrows[path]);
+            next.extend(arrows[path].keys());
         }
     }
     found
 }
 
-/// Each arrow of a circle, in words.
-fn circles(modules: &Crate) -> Vec<String> {
-    let arrows = arrows(modules);
-    let mut found = Vec::new();
-    for (from, targets) in &arrows {
-        let back = |to: &&&Path| reached(&arrows, to).contains(from);
-        found.extend(targets.iter().filter(back).map(|to| format!("{} -> {}", from.display(), to.display())));
-    }
-    found
+/// Each arrow of a circle.
+fn circles<'a>(arrows: &Arrows<'a>) -> Vec<(&'a Path, &'a Path)> {
+    let reach: BTreeMap<&Path, _> = arrows.keys().map(|from| (*from, reached(arrows, from))).collect();
+    let all = arrows.iter().flat_map(|(from, targets)| targets.keys().map(|to| (*from, *to)));
+    all.filter(|(from, to)| reach[to].contains(from)).collect()
 }
 
 #[test]
 fn no_files_of_a_crate_use_each_other_in_a_circle() {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     let crates = fs::read_dir(xtask.join("../crates")).unwrap().map(|entry| entry.unwrap().path());
-    let (mut files, mut found) = (0, Vec::new());
-    for folder in crates.chain([xtask.to_owned()]) {
+    let read_all = |folder: PathBuf| {
         let folder = folder.join("src");
         let mut modules = Crate::new();
         let path = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
         read(&folder, &Vec::new(), path.unwrap(), &mut modules);
-        files += modules.len();
-        found.extend(circles(&modules));
+        modules
+    };
+    let crates: Vec<Crate> = crates.chain([xtask.to_owned()]).map(read_all).collect();
+    let mut found = Vec::new();
+    for (index, modules) in crates.iter().enumerate() {
+        let others = crates.iter().enumerate().filter(|(other, _)| *other != index);
+        let arrows = arrows(modules, others.map(|(_, other)| other));
+        let words = |(from, to): (&Path, &Path)| {
+            let calls: Vec<&str> = arrows[from][to].iter().copied().collect();
+            format!("{} -> {} {}", from.display(), to.display(), calls.join(", "))
+        };
+        found.extend(circles(&arrows).into_iter().map(words));
     }
+    let files: usize = crates.iter().map(Crate::len).sum();
     assert!(files > 200, "only {files} files were found");
-    assert!(found.is_empty(), "arrows of circles:\n{}", found.join("\n"));
+    assert!(found.is_empty(), "arrows of circles, with the methods that are called:\n{}", found.join("\n"));
 }
 
 /// The arrows of circles in a crate of these files.
@@ -227,7 +350,7 @@ fn circles_of(files: &[(&str, &str)]) -> usize {
     }
     let mut modules = Crate::new();
     read(folder.path(), &Vec::new(), folder.path().join("lib.rs"), &mut modules);
-    circles(&modules).len()
+    circles(&arrows(&modules, [].iter())).len()
 }
 
 #[test]
@@ -248,5 +371,43 @@ fn a_door_and_a_variable_are_no_uses() {
         ("mod b; use b::*; pub struct Plain; fn f(_: Deep) {}", 2),
     ] {
         assert_eq!(circles_of(&[("lib.rs", lib), b]), arrows, "{lib}");
+    }
+}
+
+#[test]
+fn a_circle_is_seen_through_calls_of_methods() {
+    let lib = ("lib.rs", "mod a; mod b; mod c;");
+    let a = ("a.rs", "pub struct Core; impl Core { fn begins(&self) { self.ends(1); } fn len(&self) {} }");
+    for (b, arrows) in [
+        ("use super::a::Core; impl Core { pub fn ends(&self, _: u8) {} }", 2),
+        // As many arguments make no difference where the type is known.
+        ("use super::a::Core; impl Core { fn ends(&self) {} }", 2),
+        ("use super::a::Core; impl Core { #[cfg(test)] fn ends(&self, _: u8) {} }", 0),
+        (
+            "use super::a::Core; trait Ends { fn ends(&self, _: u8); } \
+             impl Ends for Core { fn ends(&self, _: u8) {} }",
+            0,
+        ),
+        ("pub struct Other; impl Other { fn ends(&self, _: u8, core: &super::a::Core) {} }", 0),
+    ] {
+        assert_eq!(circles_of(&[lib, a, ("b.rs", b), ("c.rs", "")]), arrows, "{b}");
+    }
+    // By another name than `self`: only where one file alone defines it.
+    let caller = ("a.rs", "pub struct Core; fn f(other: &str) { other.ends(1); }");
+    let other =
+        |vis| format!("pub struct Other; impl Other {{ {vis} fn ends(&self, _: &super::a::Core) {{}} }}");
+    assert_eq!(
+        circles_of(&[lib, caller, ("b.rs", &other("")), ("c.rs", "")]),
+        0,
+        "it may not be called there"
+    );
+    let b = ("b.rs", &*other("pub(super)"));
+    for (c, arrows) in [
+        ("", 2),
+        ("struct Third; impl Third { fn ends(&self) {} }", 2),
+        ("struct Third; impl Third { fn ends(&self, _: u8) {} }", 0),
+        ("trait Third { fn ends(&self, _: u8); }", 0),
+    ] {
+        assert_eq!(circles_of(&[lib, caller, b, ("c.rs", c)]), arrows, "{c}");
     }
 }

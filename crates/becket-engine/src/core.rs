@@ -5,20 +5,23 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `notes` | what others say to the queue |
+//! | `linked` | lines to NBD servers are driven, and their answers taken in |
+//! | `guest` | requests whose bytes are in a virtual machine's memory |
 //! | `hold` | a queue is held, changed and released |
 //! | `flow` | requests begin, go on and finish |
 //! | `plan` | what a request needs next: a piece by the map, which its target (`crate::target`) carries |
 //! | `intercept` | operations are seen, and perhaps spoiled, on their way (`crate::fault`) |
 //! | `fill` | bytes that come later: requests wait for blocks, and blocks are loaded |
-//! | `linked` | pieces that go to an NBD server |
-//! | `questions` | what such a server is asked about ranges |
+//! | `questions` | what an NBD server is asked about ranges |
+//! | `asked` | what it is asked for requests |
 //! | `frames` | messages that a port reads and writes itself |
-//! | `guest` | requests whose bytes are in a virtual machine's memory |
 //! | `streamed` | the same over a stream socket |
 //! | `status` | what a range holds |
 //! | `state` | the queue: its slab, its buffers, its places in the ring's tables |
 //! | `lines`, `loads`, `memory_files`, `intercepted`, `change`, `stream` | what of it belongs to one of these |
 
+mod asked;
 #[cfg(test)]
 mod bench;
 mod change;
@@ -37,6 +40,7 @@ mod lines;
 mod linked;
 mod loads;
 mod memory_files;
+mod notes;
 mod plan;
 mod questions;
 mod state;

@@ -152,6 +152,21 @@ impl Store {
         Err(Error::NameInUse { name: name.to_owned(), image: Some(image), device })
     }
 
+    /// Under the name's lock: takes what is not a record of this boot out of the way. Only one who takes the
+    /// name, or the supervisor when it begins, does so.
+    fn set_aside(&self, name: &str, wrong: &Looked) -> Result<(), Error> {
+        let (extension, why) = match wrong {
+            Looked::Corrupt(why) => ("json.corrupt", why.as_str()),
+            Looked::Foreign => ("json.foreign", "it is of another start of the machine"),
+            Looked::Nothing | Looked::Entry(_) => return Ok(()),
+        };
+        let path = self.path(name);
+        let aside = path.with_extension(extension);
+        fs::rename(&path, &aside).map_err(Error::io("set aside", &path))?;
+        warn!("{}: not a record ({why}); set aside as {}", path.display(), aside.display());
+        Ok(())
+    }
+
     /// The names for which there is a file, sorted.
     fn names(&self) -> Result<Vec<String>, Error> {
         let dir = self.runtime.records();

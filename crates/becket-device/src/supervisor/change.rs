@@ -2,15 +2,17 @@
 //! follow.
 //! It never lets the kernel see bytes that the worker does not know yet, nor the other way round.
 
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Partition, Source};
-use becket_transport::Abilities;
-use becket_transport::aside::within;
+use becket_transport::aside::{self, within};
+use becket_transport::{Abilities, node};
 use tracing::{info, warn};
 
+use super::devices::{Busy, Supervisor};
 use super::driver::Driver;
 use super::make::{check_files, check_map, direct_io};
 use super::owned::Owning;
@@ -21,6 +23,9 @@ use crate::contract::protocol::Change;
 use crate::contract::spec::{Backing, all_sources, facts_of};
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::record::device::Device;
+use crate::record::judge::disk_of;
+use crate::system::describe::partitions_as;
+use crate::system::sync::lock;
 
 /// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -50,7 +55,7 @@ pub(super) enum Length {
 }
 
 /// Says what is another than it was.
-pub(super) fn say_change(old: &DeviceInfo, new: &DeviceInfo) {
+fn say_change(old: &DeviceInfo, new: &DeviceInfo) {
     let name = &new.name;
     if old.size != new.size {
         info!(event = "resized", device = name, "had {} bytes and has {} now", old.size, new.size);
@@ -82,7 +87,7 @@ pub(super) struct Replacement {
 
 /// What the device is to become, with nothing of it done yet.
 #[derive(Debug)]
-pub(super) struct Target {
+struct Target {
     pub(super) device: Device,
     pub(super) change: Change,
     /// Where the image is another one.
@@ -119,7 +124,7 @@ pub(super) fn take_image(
 }
 
 /// Works out what the device is to become, or why it cannot.
-pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
+fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     let Owning { device, kept, .. } = state;
     let mut device = device.clone();
     let info = &mut device.info;
@@ -219,12 +224,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
 ///
 /// A worker that dies meanwhile, or is ended because it does not answer, may already have served the device
 /// in its new state, so this counts as done: the next worker serves it so from its first request on.
-pub(super) fn apply(
-    driver: &dyn Driver,
-    worker: &dyn Worker,
-    kept: &Kept,
-    target: &Target,
-) -> Result<(), Error> {
+fn apply(driver: &dyn Driver, worker: &dyn Worker, kept: &Kept, target: &Target) -> Result<(), Error> {
     let id = kept.serve.id.number;
     let (old, new) = (Change { files: None, ..Change::none(&kept.serve) }, &target.change);
     let (before, after) = (old.map.len(), new.map.len());
@@ -363,6 +363,73 @@ fn length_of(file: &FileSource, info: &DeviceInfo) -> Result<u64, Error> {
         }
         FileKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
             .map_err(Error::io("ask for the size of", &info.spec.image)),
+    }
+}
+
+impl Supervisor {
+    /// Changes a device that lives. The record says what is, so nothing is written there before it is done.
+    pub(super) fn change(
+        &self,
+        name: &str,
+        wish: impl FnOnce(&DeviceInfo) -> Result<Wish, Error>,
+    ) -> Result<DeviceInfo, Error> {
+        let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
+        let mut state = lock(&owned.state);
+        if state.gone {
+            return Err(Error::NoDevice { target: name.to_owned() });
+        }
+        state.responds()?;
+        let target = plan(&state, wish(&state.device.info)?)?;
+        self.carry_out(&mut state, target)
+    }
+
+    /// Has a device follow the length that its image is said to have now.
+    pub(super) fn follow(&self, state: &mut Owning, size: u64) -> Result<(), Error> {
+        let _busy = Busy::begin(self);
+        let target = plan(state, Wish { length: Some(Length::Served(size)), ..Wish::default() })?;
+        if target.device.info.size == state.device.info.size {
+            return Ok(());
+        }
+        state.responds()?;
+        self.carry_out(state, target).map(drop)
+    }
+
+    fn carry_out(&self, state: &mut Owning, target: Target) -> Result<DeviceInfo, Error> {
+        let driver = self.driver(state.device.info.transport)?;
+        apply(&*driver, &*state.worker, &state.kept, &target)?;
+        let Target { mut device, change, sources, partitions, .. } = target;
+        change.apply(&mut state.kept.serve);
+        if let Some(sources) = sources {
+            // With the old ones go the locks of the old image.
+            let old = mem::replace(&mut state.kept.sources, sources);
+            aside::close(move || drop(old));
+            self.guard.forget(state.device.mark);
+        }
+        self.keep(state);
+        if let Some(promised) = partitions {
+            const STALE: &str = "its partitions are not those of its image";
+            device.info.warnings.retain(|warning| !warning.starts_with(STALE));
+            if let Err(error) = driver.repartition(state.kept.serve.id.number, &promised) {
+                device.info.warnings.push(format!("{STALE}: {error}"));
+            }
+            device.info.partitions = partitions_as(node::partitions(&disk_of(&device.info)), &promised);
+        }
+        let unrecorded = match self.store.update(&state.device, &device) {
+            Ok(true) => None,
+            Ok(false) => Some("its record is gone".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        // Kernel and worker have changed, and a successor trusts the worker: an outdated record undoes
+        // nothing.
+        say_change(&state.device.info, &device.info);
+        state.device = device;
+        let mut info = state.device.info.clone();
+        if let Some(why) = unrecorded {
+            let warning = format!("{} is changed, but that could not be recorded: {why}", info.name);
+            warn!("{warning}");
+            info.warnings.push(warning);
+        }
+        Ok(info)
     }
 }
 

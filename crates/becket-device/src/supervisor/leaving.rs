@@ -3,6 +3,7 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use becket_engine::FAREWELL;
@@ -164,6 +165,27 @@ impl Supervisor {
     pub(super) fn say_leaving(&self, state: &mut Owning) {
         self.note(state, |device| device.info.state = DeviceState::Detaching);
         info!(event = "detaching", device = state.name(), "goes when its last user closes it");
+    }
+
+    /// Takes no more devices, and removes the unused ones; returns how many are left.
+    pub(crate) fn drain(&self) -> usize {
+        self.stopping.store(true, Ordering::SeqCst);
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        for owned in devices {
+            let mut state = lock(&owned.state);
+            match self.take_away(&owned, &mut state) {
+                Ok(()) | Err(Error::Busy { .. }) => {}
+                Err(error) => warn!(device = state.name(), "stays: {error}"),
+            }
+        }
+        let left: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        for owned in &left {
+            // It goes later, with its last user.
+            let mut state = lock(&owned.state);
+            self.say_leaving(&mut state);
+            self.let_go(owned, &mut state, true);
+        }
+        left.len()
     }
 
     fn watch(&self, owned: &Arc<Owned>, why: Why) {

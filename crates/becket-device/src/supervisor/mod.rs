@@ -16,6 +16,7 @@ mod exports;
 mod guard;
 mod introduction;
 mod isolation;
+mod joining;
 mod keeper;
 mod leaving;
 mod left;
@@ -32,6 +33,7 @@ mod recall;
 mod recovery;
 mod renew;
 mod restarts;
+mod service;
 mod smaller;
 #[cfg(test)]
 mod turns_tests;

@@ -1,4 +1,5 @@
-//! What happens to the devices of a worker that died: another one gets them, and their requests go on.
+//! Workers begin, and what happens to the devices of one that died: another one gets them, and their requests
+//! go on.
 //! No request fails meanwhile, and no device is held up by more than its own recovery.
 //!
 //! The kernel keeps the disk and the requests that the dead worker had (`Abilities::RECOVERS`): new ones
@@ -6,7 +7,9 @@
 //! worker's ublkcN is closed. Each of its rings had one in its table, which is emptied when nothing of the
 //! ring is in flight any more, so no late write of the dead worker meets one of its successor.
 
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -14,7 +17,7 @@ use super::devices::Supervisor;
 use super::driver::Driver;
 use super::make::with_char_device;
 use super::owned::{Owned, Owning};
-use super::workers::Worker;
+use super::workers::{OnDeath, Worker};
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceState, Error};
 use crate::system::process::ProcessId;
@@ -48,6 +51,39 @@ pub(super) fn recover(driver: &dyn Driver, worker: &dyn Worker, kept: &mut Kept)
 }
 
 impl Supervisor {
+    /// The shared worker; a new one when there is none or it died.
+    pub(super) fn shared_worker(&self) -> Result<Arc<dyn Worker>, Error> {
+        let mut shared = lock(&self.shared);
+        // One that is stopped keeps its devices, and gets no more.
+        if let Some(worker) = shared.as_ref().filter(|worker| worker.alive() && !worker.id().stopped()) {
+            return Ok(Arc::clone(worker));
+        }
+        let started = self.own_worker(None)?;
+        self.shares.store(started.id().pid, Ordering::Relaxed);
+        *shared = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// A worker for one device, in the group of that `cgroup.procs` where one is given.
+    pub(super) fn own_worker(&self, cgroup: Option<BorrowedFd<'_>>) -> Result<Arc<dyn Worker>, Error> {
+        let started = self.workers.start(cgroup, self.on_death())?;
+        self.know(&started);
+        for note in started.notes() {
+            warn!("worker {}: {note}", started.id().pid);
+        }
+        Ok(started)
+    }
+
+    /// What is to happen when a worker dies.
+    pub(super) fn on_death(&self) -> OnDeath {
+        let myself = self.myself.clone();
+        Box::new(move |dead| {
+            if let Some(supervisor) = myself.upgrade() {
+                supervisor.mourn(dead);
+            }
+        })
+    }
+
     /// Recovers the devices of a worker that died. Returns when each of them has another worker, or is gone.
     pub(super) fn mourn(&self, dead: ProcessId) {
         let mut release = Release::new(Instant::now());
@@ -190,7 +226,7 @@ impl Supervisor {
             return Ok(Arc::clone(next));
         }
         let cgroup = state.kept.keepsakes.cgroup.as_ref();
-        let next = self.own_worker(cgroup.map(std::os::fd::AsFd::as_fd))?;
+        let next = self.own_worker(cgroup.map(|group| group.as_fd()))?;
         state.next = Some(Arc::clone(&next));
         Ok(next)
     }

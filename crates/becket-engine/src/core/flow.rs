@@ -1,6 +1,8 @@
 //! The way of a request: it begins, its operations complete one after another, it finishes.
 //! Most reads and writes are one direct operation: what is not needed for these is not done for these.
 
+use std::sync::Arc;
+
 use io_uring::squeue;
 use rustix::io::Errno;
 
@@ -10,7 +12,7 @@ use super::{
 };
 use crate::{
     Data, Op, Request, Serving,
-    decode::{Note, Quick},
+    decode::{Decoded, Key, Quick},
     governor::{Class, work},
     growing::Growing,
     ring::{Ring, Transfer},
@@ -234,26 +236,32 @@ impl Core {
         }
     }
 
-    /// Takes in a note: what a request waits for is there or cannot be had, or a load has ended.
-    pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
-        let note = match note {
-            Note::Flush(reply) => return self.flush_asked(tag, reply),
-            Note::Look => return self.look(ring, tag),
-            // Its line looks at the end of this turn.
-            Note::Regrouped => return,
-            note => note,
-        };
+    /// The block that a request waits for is there, or cannot be had.
+    pub(super) fn block_came(
+        &mut self,
+        ring: &mut Ring,
+        tag: u16,
+        key: Key,
+        result: Result<Arc<Decoded>, Errno>,
+    ) {
         self.landed();
-        let waits = self.slab.get(usize::from(tag)).is_some_and(|slot| slot.busy && slot.way == Way::Waiting);
-        let outcome = match note {
-            Note::Loaded { staging, yielded } => return self.load_ended(tag, staging, yielded),
-            Note::Linked(given) => return self.link_came(ring, tag, given),
-            _ if !waits => return,
-            Note::Block { key, result } => result.and_then(|block| self.copy(tag, key, &block)),
-            Note::Flush(_) | Note::Look | Note::Regrouped => return,
-            Note::There(result) => result.inspect_err(|_| self.note_lost_writes()),
-        };
-        self.go_on(ring, tag, outcome);
+        if self.waits(tag) {
+            let outcome = result.and_then(|block| self.copy(tag, key, &block));
+            self.go_on(ring, tag, outcome);
+        }
+    }
+
+    /// What else a request waits for is there, or cannot be had.
+    pub(super) fn room_came(&mut self, ring: &mut Ring, tag: u16, result: Result<(), Errno>) {
+        self.landed();
+        if self.waits(tag) {
+            let outcome = result.inspect_err(|_| self.note_lost_writes());
+            self.go_on(ring, tag, outcome);
+        }
+    }
+
+    fn waits(&self, tag: u16) -> bool {
+        self.slab.get(usize::from(tag)).is_some_and(|slot| slot.busy && slot.way == Way::Waiting)
     }
 
     /// What makes room in source 0 has seen a sync fail: one of ours may not get that error again.

@@ -1,5 +1,5 @@
 //! Requests whose pieces go to an NBD server: each queue has a line to it (`target::link::line`), which is
-//! driven here at the end of each turn.
+//! driven here at the end of each turn, and whose answers take requests further.
 //! Never waits for a server: what it does not answer stays in flight.
 
 use std::sync::mpsc::SyncSender;
@@ -8,40 +8,20 @@ use becket_image::link::channel::Given;
 use io_uring::opcode;
 use rustix::io::Errno;
 
-use super::{
-    lines::Linked,
-    loads::memory_of,
-    state::{Core, is_read_since},
-};
+use super::{lines::Linked, loads::memory_of, state::Core};
 use crate::{
     Op,
     decode::Waiter,
     ring::Ring,
+    slot::Slot,
     target::{
-        Syncs, Target as _,
+        AnyTarget, Syncs, Target as _,
         link::{Ask, Line, LineWay, LinkTarget, Why},
     },
     user_data::{NOBODY, Source, user_data},
 };
 
 impl Core {
-    /// Has a piece of a request go to its server; the answer takes the request further.
-    #[inline(never)]
-    pub(super) fn ask(&mut self, tag: u16, source: u32, ask: Ask) {
-        if let Some(linked) = self.lines.iter_mut().find(|linked| linked.source == source) {
-            linked.line.queue(tag, ask);
-            self.in_flight += 1;
-        }
-    }
-
-    fn line(&mut self, number: usize) -> Option<&mut Line> {
-        self.lines.get_mut(number).map(|linked| &mut linked.line)
-    }
-
-    fn link_target(&self, number: usize) -> Option<&LinkTarget> {
-        self.serving.target(self.lines.get(number)?.source)?.link()
-    }
-
     /// Takes in the completion of an operation of a line.
     #[inline(never)]
     pub(crate) fn linked(&mut self, ring: &mut Ring, number: u16, way: LineWay, result: i32) {
@@ -289,17 +269,6 @@ impl Core {
         self.waiter(number as u16)
     }
 
-    pub(super) fn push_of_line(
-        &mut self,
-        ring: &mut Ring,
-        number: usize,
-        way: LineWay,
-        entry: io_uring::squeue::Entry,
-    ) -> Result<(), Why> {
-        let word = user_data(self.index, Source::Link { line: number as u16, way });
-        self.push(ring, &entry.user_data(word)).map_err(|_| Why::Ended)
-    }
-
     /// A connection is gone, and the kernel has no operation on it any more.
     #[cold]
     fn after_break(&mut self, ring: &mut Ring, number: usize) -> bool {
@@ -364,9 +333,14 @@ impl Core {
         self.fail_all(ring, number)
     }
 
-    /// Reads that began before `when` fail. Those that the server has and does not answer fail when their
-    /// connection has ended: it is given up, unless bytes could be lost with it.
-    pub(super) fn take_reads_back(&mut self, ring: &mut Ring, when: u64) {
+    /// Has the reads fail that have waited for the server of a source since before `when`, by the ring's
+    /// clock. What waits to be written goes on waiting. Reads that the server has and does not answer fail
+    /// when their connection has ended: it is given up, unless bytes could be lost with it.
+    #[cold]
+    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring, when: u64) {
+        let reads = |tag| is_read_since(&self.slab, tag, when);
+        let cancel = |target: &AnyTarget| target.cancel(self.index, &self.mailbox, &reads);
+        self.serving.targets().iter().for_each(cancel);
         for number in 0..self.lines.len() {
             self.fail_reads(ring, number, when);
             let Core { lines, slab, .. } = self;
@@ -419,6 +393,7 @@ impl Core {
 
     /// A connection is there, or cannot be had.
     pub(super) fn link_came(&mut self, ring: &mut Ring, number: u16, given: Result<Given, Errno>) {
+        self.landed();
         let number = usize::from(number);
         match given {
             Ok(Given { socket, earlier, patience }) => {
@@ -458,12 +433,9 @@ impl Core {
             self.in_flight += 1;
         }
     }
+}
 
-    /// Whether a durable write needs a flush behind it, because its server has no other.
-    pub(super) fn flushes_after(&self, op: Op) -> bool {
-        op == Op::Write { durable: true }
-            && !self.lines.is_empty()
-            && (0..self.lines.len())
-                .any(|number| self.link_target(number).is_some_and(LinkTarget::lacks_durable_writes))
-    }
+/// Whether a request is a read that began before `when`.
+fn is_read_since(slab: &[Slot], tag: u16, when: u64) -> bool {
+    slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op == Op::Read && slot.began < when)
 }

@@ -349,16 +349,6 @@ impl Core {
         self.serving.targets().iter().for_each(cancel);
     }
 
-    /// Has the reads fail that have waited for the server of a source since before `when`, by the ring's
-    /// clock. What waits to be written goes on waiting.
-    #[cold]
-    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring, when: u64) {
-        let reads = |tag| is_read_since(&self.slab, tag, when);
-        let cancel = |target: &AnyTarget| target.cancel(self.index, &self.mailbox, &reads);
-        self.serving.targets().iter().for_each(cancel);
-        self.take_reads_back(ring, when);
-    }
-
     /// Queues an entry of this queue.
     #[inline]
     pub(crate) fn push(&mut self, ring: &mut Ring, entry: &squeue::Entry) -> Result<(), Errno> {
@@ -441,11 +431,6 @@ impl Core {
 /// Whether an event of another process does not block.
 fn never_blocks(event: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(event).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
-}
-
-/// Whether a request is a read that began before `when`.
-pub(super) fn is_read_since(slab: &[Slot], tag: u16, when: u64) -> bool {
-    slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op == Op::Read && slot.began < when)
 }
 
 /// Whether the kernel has a frame.

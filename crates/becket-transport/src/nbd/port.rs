@@ -8,156 +8,27 @@
 //! much, or reads nothing, keeps only itself waiting.
 
 mod replies;
+mod state;
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use becket_engine::{Answer, Io, Op, Port, Token};
 use becket_uapi::nbd as uapi;
 use rustix::io::Errno;
 
-use super::guest::Parting;
-use super::handshake::Agreed;
-use super::requests::{HEAD, Kind, PIECE, STAGING, Style, kind_of, payload, piece};
+pub(super) use self::state::NbdPort;
+use self::state::{Asked, Inward, Piece};
+use super::requests::{HEAD, Kind, PIECE, STAGING, kind_of, payload, piece};
 
 /// Kinds of tokens: a piece of a write has come; something was cancelled.
 const RECEIVED: u8 = 0;
 const CANCEL: u8 = 1;
-/// The number of `base:allocation`.
-const CONTEXT: u32 = 1;
 /// The most bytes of a request that is refused which are passed over; a client that sends more is ended.
 const MOST_PASSED_OVER: u64 = 64 << 20;
 /// Data of a write of which so many bytes are missing are not received into the staging buffer.
 const STRAIGHT: u64 = 16 << 10;
-/// The most ranges of one reply about the state of ranges.
-const MOST_EXTENTS: usize = 1024;
-
-/// A request of the client, while any piece of it is under way.
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    kind: Kind,
-    cookie: u64,
-    offset: u64,
-    len: u64,
-    /// Bytes that pieces were begun for, or that were received for it.
-    begun: u64,
-    /// Pieces that are under way.
-    pieces: u16,
-    /// The first error.
-    error: Option<Errno>,
-    /// The flush after it has begun; of a long read, its last piece is ready, or the error that ends it; of a
-    /// question about ranges, the server was asked.
-    flushed: bool,
-}
-
-/// A piece of one.
-#[derive(Debug, Clone, Copy, Default)]
-struct Piece {
-    asked: u16,
-    offset: u64,
-    len: u32,
-}
-
-/// What is to be received next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Inward {
-    /// A header.
-    Head,
-    /// The data of a write, whose tag they go to piece by piece.
-    Data { asked: u16 },
-    /// The rest of a piece is being received into its tag.
-    Receiving,
-    /// Bytes of a request that was refused are passed over; then its tag answers it. There are clients that
-    /// take no answer before they have sent all of a request.
-    Drain { asked: u16, tag: u16, left: u64 },
-    /// Nothing more: the client has said so, or its connection has ended.
-    Nothing,
-}
-
-/// One connection.
-pub(super) struct NbdPort {
-    socket: Arc<OwnedFd>,
-    tether: Arc<OwnedFd>,
-    style: Style,
-    allocation: bool,
-    /// The backing gives ranges back, and so zeroes them fast.
-    punches: bool,
-    parting: Arc<Parting>,
-    /// What the last server of the client had not understood.
-    unread: Vec<u8>,
-    pieces: Box<[Piece]>,
-    asked: Box<[Option<Asked>]>,
-    free: Vec<u16>,
-    free_asked: Vec<u16>,
-    /// A read that is answered piece by piece, since its replies are simple and it is longer than one.
-    /// Nothing else may be sent between its pieces.
-    long: Option<u16>,
-    /// Others that wait for that.
-    longs: VecDeque<u16>,
-    /// Questions about ranges that wait for their server.
-    asking: usize,
-    inward: Inward,
-    /// What is in the staging buffer.
-    from: usize,
-    to: usize,
-    staging: bool,
-    /// How many bytes of a piece are being received into its tag.
-    missing: usize,
-    receiving: u16,
-    /// Replies that wait to be sent, those that are being sent, and the bytes of these.
-    ready: VecDeque<(u16, usize, usize)>,
-    sending: Vec<(u16, usize, usize)>,
-    sent: usize,
-    leaving: bool,
-    broken: bool,
-    given_up: bool,
-}
 
 impl NbdPort {
-    pub(super) fn new(
-        socket: Arc<OwnedFd>,
-        tether: Arc<OwnedFd>,
-        (depth, punches): (u16, bool),
-        agreed: &Agreed,
-        unread: Vec<u8>,
-        parting: Arc<Parting>,
-    ) -> NbdPort {
-        let count = usize::from(depth);
-        NbdPort {
-            socket,
-            tether,
-            style: Style { structured: agreed.structured || agreed.extended, extended: agreed.extended },
-            allocation: agreed.allocation,
-            punches,
-            parting,
-            unread,
-            pieces: vec![Piece::default(); count].into_boxed_slice(),
-            asked: vec![None; count].into_boxed_slice(),
-            free: (0..depth).rev().collect(),
-            free_asked: (0..depth).rev().collect(),
-            long: None,
-            longs: VecDeque::with_capacity(count),
-            asking: 0,
-            inward: Inward::Head,
-            from: 0,
-            to: 0,
-            staging: false,
-            missing: 0,
-            receiving: 0,
-            ready: VecDeque::with_capacity(count),
-            sending: Vec::with_capacity(count),
-            sent: 0,
-            leaving: false,
-            broken: false,
-            given_up: false,
-        }
-    }
-
-    fn asked(&mut self, index: u16) -> Option<&mut Asked> {
-        self.asked.get_mut(usize::from(index))?.as_mut()
-    }
-
     /// Takes in what is in the staging buffer, as far as there are tags.
     fn take_in(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
         loop {

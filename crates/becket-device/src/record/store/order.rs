@@ -10,21 +10,6 @@ use super::{Device, Entry, Store};
 use crate::contract::Error;
 
 impl Store {
-    /// Under the name's lock: takes what is not a record of this boot out of the way. Only one who takes the
-    /// name, or the supervisor when it begins, does so.
-    pub(super) fn set_aside(&self, name: &str, wrong: &Looked) -> Result<(), Error> {
-        let (extension, why) = match wrong {
-            Looked::Corrupt(why) => ("json.corrupt", why.as_str()),
-            Looked::Foreign => ("json.foreign", "it is of another start of the machine"),
-            Looked::Nothing | Looked::Entry(_) => return Ok(()),
-        };
-        let path = self.path(name);
-        let aside = path.with_extension(extension);
-        fs::rename(&path, &aside).map_err(Error::io("set aside", &path))?;
-        warn!("{}: not a record ({why}); set aside as {}", path.display(), aside.display());
-        Ok(())
-    }
-
     /// Removes what those left who died while they wrote a record (nobody takes a minute for it), and sets
     /// aside what is not a record. For the supervisor when it begins.
     pub(crate) fn sweep(&self) {

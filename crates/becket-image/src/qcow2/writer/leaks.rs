@@ -4,7 +4,7 @@
 
 use std::io;
 
-use super::Grower;
+use super::state::Grower;
 
 /// The most bytes of reference counts that are searched for leaked clusters: those of 2 TiB in clusters of 64
 /// KiB.

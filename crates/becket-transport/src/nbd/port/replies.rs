@@ -5,8 +5,13 @@ use becket_engine::{Io, Op};
 use becket_uapi::nbd as uapi;
 use rustix::io::Errno;
 
-use super::{Asked, CONTEXT, MOST_EXTENTS, NbdPort, Piece};
+use super::state::{Asked, NbdPort, Piece};
 use crate::nbd::requests::{HEAD, Kind, PIECE, Part, piece};
+
+/// The number of `base:allocation`.
+const CONTEXT: u32 = 1;
+/// The most ranges of one reply about the state of ranges.
+const MOST_EXTENTS: usize = 1024;
 
 impl NbdPort {
     /// Describes the ranges of a request by what the map says of them, and their server, which is asked once:

@@ -8,6 +8,7 @@ use std::path::Path;
 use becket_image::codec::sha256;
 
 use crate::Error;
+use crate::answer::number;
 
 /// The longest URL.
 const LONGEST: usize = 8192;
@@ -147,9 +148,8 @@ impl<'a> Parts<'a> {
 
     /// Whether there is such a port.
     pub(crate) fn has_port(self) -> bool {
-        self.written_port().is_none_or(|port| {
-            port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
-        })
+        let is_one = |port| number(port).is_some_and(|port| (1..=u16::MAX.into()).contains(&port));
+        self.written_port().is_none_or(is_one)
     }
 
     pub(crate) fn port(self) -> u16 {

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use becket_device::helper::{Failure, Left, Line, Maker, News, Task, helper_main};
+use becket_device::helper::{Describes, Failure, Left, Line, Maker, News, Task, helper_main};
 use becket_image::link::channel::Earlier;
 use becket_image::link::rbd::Rbd;
-use becket_image::link::states;
 
 use crate::cluster::{self, Prepared, Refusal};
 use crate::library::Image;
@@ -217,16 +216,13 @@ impl Maker for Device {
         false
     }
 
-    fn answer_status(&mut self, socket: OwnedFd) {
-        let State::Open(open) = &self.state else { return };
+    fn describes(&self) -> Option<Describes> {
+        let State::Open(open) = &self.state else { return None };
         let (image, progress) = (Arc::downgrade(&open.image), Arc::clone(&open.progress));
-        let states = move |offset, len| {
+        Some(Box::new(move |offset, len| {
             let size = progress.size.load(Ordering::Relaxed);
             image.upgrade().and_then(|image| serve::states(&image, size, offset, len)).unwrap_or_default()
-        };
-        let answers = std::thread::Builder::new().name("becket-states".to_owned());
-        // Without a thread the socket is closed: nobody answers.
-        drop(answers.stack_size(256 << 10).spawn(move || states::answer(&socket, states)));
+        }))
     }
 
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {

@@ -102,8 +102,8 @@ fn attach_with(
     let mut opened = prepare(&store, image, options, leased, doorway.is_some())?;
     if let Some(export) = &mut options.spec.export {
         // A server that takes whole blocks only gets the requests of clients as they are.
-        let units = opened.sources.iter().filter_map(Source::link).map(|link| link.agreed().smallest);
-        export.smallest = export.smallest.max(units.max().filter(|unit| *unit > 1));
+        export.smallest =
+            export.smallest.max(Source::smallest_unit(&opened.sources).filter(|unit| *unit > 1));
     }
     if let Some(doorway) = doorway {
         let reason = format!("it is exported at {}", doorway.export.address);

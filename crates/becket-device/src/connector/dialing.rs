@@ -15,19 +15,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use becket_image::link::channel::{Earlier, Legacy};
-use becket_image::link::states::{self, Describer};
+use becket_image::link::states::Describer;
 use becket_image::link::{Agreed, Dialed, Endpoint, Trust, Wanted, dial, probe};
 
 use super::history::History;
-use super::maker::{Failure, Left, Maker};
+use super::maker::{Describes, Failure, Left, Maker};
 use crate::contract::link::Connect;
 
 /// How long a server may take to accept and negotiate, and then to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// However soon requests are to fail, so much time it has.
 const LEAST: Duration = Duration::from_millis(100);
-/// The most queues whose questions are answered at once.
-const ASKING: usize = 256;
 
 pub(super) struct Dialing {
     endpoint: Endpoint,
@@ -41,8 +39,6 @@ pub(super) struct Dialing {
     unused: Option<OwnedFd>,
     history: History,
     describer: Arc<Describer>,
-    /// The threads that answer questions.
-    answering: Vec<JoinHandle<()>>,
 }
 
 impl Dialing {
@@ -68,7 +64,6 @@ impl Dialing {
             unused: None,
             history: history.within(patience),
             describer,
-            answering: Vec::new(),
         };
         if !again {
             // A new device is refused that would wait for its server at once.
@@ -110,14 +105,9 @@ impl Maker for Dialing {
         self.history.left(session, inode);
     }
 
-    fn answer_status(&mut self, socket: OwnedFd) {
-        self.answering.retain(|thread| !thread.is_finished());
-        if self.answering.len() < ASKING {
-            let describer = Arc::clone(&self.describer);
-            let answers = move || states::answer(&socket, |offset, len| describer.states(offset, len));
-            let thread = std::thread::Builder::new().name("becket-states".to_owned()).spawn(answers);
-            self.answering.extend(thread);
-        }
+    fn describes(&self) -> Option<Describes> {
+        let describer = Arc::clone(&self.describer);
+        Some(Box::new(move |offset, len| describer.states(offset, len)))
     }
 
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {

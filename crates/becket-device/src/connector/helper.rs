@@ -12,7 +12,7 @@ use std::time::Duration;
 use becket_image::link::{Agreed, channel};
 
 use super::LEGACY;
-pub use super::maker::{Failure, Left, Maker};
+pub use super::maker::{Describes, Failure, Left, Maker};
 use super::rounds::{Connector, channel_of, plain, refused};
 use crate::contract::Error;
 use crate::contract::link::{LinkOrder, LinkReport};

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
 
 use becket_image::link::channel::{Earlier, Legacy};
+use becket_image::link::states::State;
 
 /// Why there is no connection.
 #[derive(Debug, Clone)]
@@ -28,6 +29,9 @@ pub struct Left {
     pub relays: Vec<JoinHandle<()>>,
 }
 
+/// Says what a range of bytes holds.
+pub type Describes = Box<dyn FnMut(u64, u64) -> Vec<State> + Send>;
+
 /// Makes connections.
 pub trait Maker {
     /// A connection is about to be made for a session. Says whether it is better to wait a little.
@@ -39,9 +43,10 @@ pub trait Maker {
     /// A session does not use the connection any more whose socket has that inode.
     fn left(&mut self, _session: u64, _inode: u64) {}
 
-    /// A worker asks over that socket what ranges of the image hold. A thread of its own answers
-    /// (`link::states`); one that closes the socket answers nothing.
-    fn answer_status(&mut self, _socket: OwnedFd) {}
+    /// Says what ranges of the image hold, on a thread of its own; `None` where that is not known.
+    fn describes(&self) -> Option<Describes> {
+        None
+    }
 
     /// Makes one, and says what became of the bytes of earlier ones.
     ///

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use becket_image::link::channel::{self, Request, Said};
+use becket_image::link::states;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::maker::{Failure, Left, Maker};
@@ -19,6 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// More requests than a worker has at once.
 const ANSWERED: usize = 256;
+/// The most queues whose questions are answered at once.
+const ASKING: usize = 256;
 /// Longest text that is reported, in characters.
 const TEXT: usize = 300;
 
@@ -37,9 +40,8 @@ pub(super) struct Connector {
     /// The other end of the channel, for what is left to a successor.
     asks: OwnedFd,
     channel: OwnedFd,
-    /// Requests that were there before.
-    waiting: VecDeque<Request>,
-    /// What was said since, in that order: no more than [`ANSWERED`].
+    /// What was said and not dealt with, in that order: requests that were there before, and since then no
+    /// more than [`ANSWERED`].
     heard: VecDeque<Said>,
     /// Requests that were answered, of which another copy may come: the last [`ANSWERED`].
     answered: VecDeque<Request>,
@@ -51,6 +53,27 @@ pub(super) struct Connector {
     first_look: Option<Duration>,
     /// The supervisor has said that the device is detached.
     over: bool,
+    /// The threads that answer questions.
+    answering: Vec<JoinHandle<()>>,
+}
+
+/// What follows an attempt.
+enum Then {
+    /// Another one, for this reason; by another process where this one is `spent`.
+    Again { why: String, spent: bool },
+    /// Nothing: that is said.
+    Over(LinkReport),
+}
+
+impl From<Failure> for Then {
+    fn from(failure: Failure) -> Then {
+        match failure {
+            Failure::Away(why) => Then::Again { why: plain(&why), spent: false },
+            Failure::Spent(why) => Then::Again { why: plain(&why), spent: true },
+            Failure::Over(why) => Then::Over(LinkReport::Lost { why: plain(&why) }),
+            Failure::Replaced(why) => Then::Over(LinkReport::Changed { why: plain(&why) }),
+        }
+    }
 }
 
 /// The supervisor is gone, or the channel: there is nothing left to do.
@@ -64,20 +87,20 @@ impl Connector {
         waiting: Vec<Request>,
         away: Option<u64>,
     ) -> Connector {
-        let (waiting, heard, answered) = (waiting.into(), VecDeque::new(), VecDeque::new());
+        let heard = waiting.into_iter().map(Said::Asks).collect();
         let waited = Duration::from_secs(away.unwrap_or(0));
         Connector {
             maker,
             timeout,
             asks,
             channel,
-            waiting,
             heard,
-            answered,
+            answered: VecDeque::new(),
             away: away.is_some(),
             waited,
             first_look: None,
             over: false,
+            answering: Vec::new(),
         }
     }
 
@@ -114,9 +137,6 @@ impl Connector {
     /// Waits for a request. Where the server was away for too long for the last one, it is looked for all the
     /// same, so that it is seen when it is back.
     fn next(&mut self, control: &OwnedFd) -> Result<Request, Gone> {
-        if let Some(request) = self.waiting.pop_front() {
-            return Ok(request);
-        }
         loop {
             match self.heard.pop_front() {
                 Some(Said::Asks(request)) => return Ok(request),
@@ -148,7 +168,7 @@ impl Connector {
     fn listen(&mut self) -> Result<(), Gone> {
         match channel::next(&self.channel) {
             Ok(Some((Said::AsksStatus, socket))) => {
-                socket.into_iter().for_each(|socket| self.maker.answer_status(socket))
+                socket.into_iter().for_each(|socket| self.answer_status(socket))
             }
             // A request that is asked once more. One without a number is asked once only.
             Ok(Some((said @ Said::Asks(Request { number: Some(_), .. }), _)))
@@ -161,23 +181,30 @@ impl Connector {
         Ok(())
     }
 
+    /// Has a thread answer what a queue asks over that socket. Where none does, the socket is closed.
+    fn answer_status(&mut self, socket: OwnedFd) {
+        self.answering.retain(|thread| !thread.is_finished());
+        if self.answering.len() >= ASKING {
+            return;
+        }
+        if let Some(describes) = self.maker.describes() {
+            let thread = std::thread::Builder::new().name("becket-states".to_owned());
+            self.answering.extend(thread.spawn(move || states::answer(&socket, describes)));
+        }
+    }
+
     /// Looks whether the server can be reached, for which nobody has asked.
     fn look_unasked(&mut self, control: &OwnedFd) -> Result<(), Gone> {
         let first = self.first_look.take().is_some();
-        let (why, spent) = match self.maker.look() {
-            Ok(()) => {
+        let then = match self.maker.look() {
+            Ok(()) => Then::Over(LinkReport::Connected),
+            Err(failure) => failure.into(),
+        };
+        let (why, spent) = match then {
+            Then::Again { why, spent } => (why, spent),
+            Then::Over(said) => {
                 self.away = false;
-                return report(control, &LinkReport::Connected);
-            }
-            Err(Failure::Away(why)) => (plain(&why), false),
-            Err(Failure::Spent(why)) => (plain(&why), true),
-            Err(Failure::Over(why)) => {
-                self.away = false;
-                return report(control, &LinkReport::Lost { why: plain(&why) });
-            }
-            Err(Failure::Replaced(why)) => {
-                self.away = false;
-                return report(control, &LinkReport::Changed { why: plain(&why) });
+                return report(control, &said);
             }
         };
         if first {
@@ -204,7 +231,7 @@ impl Connector {
             self.rest(control, FIRST_PAUSE * 5, "the server has ended its connections")?;
         }
         loop {
-            let (why, spent) = match self.maker.attempt(request.session) {
+            let (why, spent) = match self.maker.attempt(request.session).map_err(Then::from) {
                 Ok((socket, earlier)) => {
                     let patience = self.timeout;
                     channel::give(&self.channel, request, socket.as_fd(), earlier, patience)
@@ -215,14 +242,9 @@ impl Connector {
                     return size
                         .map_or(Ok(()), |size| report(control, &LinkReport::Alive { size: Some(size) }));
                 }
-                Err(Failure::Away(why)) => (plain(&why), false),
-                Err(Failure::Spent(why)) => (plain(&why), true),
-                Err(Failure::Over(why)) => {
-                    report(control, &LinkReport::Lost { why: plain(&why) })?;
-                    return channel::give_up(&self.channel, request).map_err(|_| Gone);
-                }
-                Err(Failure::Replaced(why)) => {
-                    report(control, &LinkReport::Changed { why: plain(&why) })?;
+                Err(Then::Again { why, spent }) => (why, spent),
+                Err(Then::Over(said)) => {
+                    report(control, &said)?;
                     return channel::give_up(&self.channel, request).map_err(|_| Gone);
                 }
             };

@@ -147,9 +147,9 @@ impl Connector {
 
     /// How many bytes of an image are there, where it is fetched; requests have waited for it `waits` times.
     pub(super) fn fetched(&self, waits: u64) -> Option<Fetched> {
-        let (Part { bytes, size }, memory) = self.line.stored()?;
-        let Work::Fill(_, table) = &self.line.work else { return None };
-        Some(Fetched { bytes, size, memory, waits, no_room: table.rests() })
+        let table = self.line.table()?;
+        let (bytes, memory) = table.stored();
+        Some(Fetched { bytes, size: table.size(), memory, waits, no_room: table.rests() })
     }
 
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
@@ -235,7 +235,8 @@ impl Fetchers {
         let lines: Vec<Arc<Line>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();
         let mut all = Vec::new();
         for line in lines {
-            let Some((part, _)) = line.stored() else { continue };
+            let Some(table) = line.table() else { continue };
+            let part = Part { bytes: table.stored().0, size: table.size() };
             let of = |(_, (mark, _)): &(u64, Ours)| Stored { mark: mark.to_string(), part };
             all.extend(lock(&line.devices).all.iter().map(of));
         }
@@ -374,11 +375,9 @@ impl Line {
         Some(Connector { line: Arc::clone(self), number, stays: false, _part: None })
     }
 
-    /// How much of an image is in the store, where it is filled, and how many bytes are in memory.
-    fn stored(&self) -> Option<(Part, u64)> {
-        let Work::Fill(_, table) = &self.work else { return None };
-        let (bytes, memory) = table.stored();
-        Some((Part { bytes, size: table.size() }, memory))
+    /// What is there of an image that is filled.
+    fn table(&self) -> Option<&Presence> {
+        if let Work::Fill(_, table) = &self.work { Some(table) } else { None }
     }
 
     fn ends(&self) -> bool {

@@ -118,8 +118,7 @@ impl Maker<'_> {
             });
         }
         // A file and a block device are also served through the page cache, which takes any bytes.
-        let units = sources.iter().filter_map(Source::link).map(|link| link.agreed().smallest);
-        let max_io = driver.max_io(abilities, units.max().unwrap_or(1));
+        let max_io = driver.max_io(abilities, Source::smallest_unit(&sources).unwrap_or(1));
         let geometry = geometry(&request.map, &sources, spec.block_size, spec.read_only, max_io);
         let mark = mark::new(store.runtime());
         let connector = (self.connect)(&request, &mut sources, mark)?;

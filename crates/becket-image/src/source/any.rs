@@ -107,6 +107,12 @@ impl Source {
         if let Source::Filled(filled) = self { Some(filled) } else { None }
     }
 
+    /// The smallest unit in bytes in which the servers of all these sources take requests; `None` where there
+    /// is no server.
+    pub fn smallest_unit(sources: &[Source]) -> Option<u32> {
+        sources.iter().filter_map(Source::link).map(|link| link.agreed().smallest).max()
+    }
+
     /// Whether finished writes to it may be lost if we do not have them flushed in the end: nothing on this
     /// host has them.
     pub fn needs_last_flush(&self) -> bool {

@@ -26,8 +26,7 @@ impl Transport for FuseTransport {
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
         crate::serve::fits(opened)?;
-        let units = opened.sources.iter().filter_map(Source::link).map(|link| link.agreed().smallest);
-        match units.max() {
+        match Source::smallest_unit(&opened.sources) {
             Some(unit) if unit > 1 && !rustix::process::geteuid().is_root() => Err(format!(
                 "without root FUSE gives a file, which is read at any byte, and the image's server takes \
                  requests in multiples of {unit} bytes only (becket copy makes a file of the image)"

@@ -17,7 +17,8 @@ use std::{
 
 use becket_testkit::{image, require_device, require_fuse, skip, tool, via, wait_until};
 use common::disturb::{PATIENCE, SUPERVISOR, WORKER, await_device};
-use common::load::{Aligned, BLOCK, direct};
+use common::load::{Aligned, BLOCK};
+use common::page::direct;
 use common::{Use, alive, scratch};
 use serde_json::Value;
 

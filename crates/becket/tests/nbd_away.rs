@@ -16,8 +16,7 @@ use becket_testkit::{require_fuse, require_plain_machine, require_tools, tool, w
 use common::nbd_server::{Server, attach, ext4};
 use common::one::{Block, kill, only};
 use common::page::direct as open;
-use common::{nbd, scratch};
-use serde_json::Value;
+use common::{helpers, nbd, scratch};
 
 #[test]
 fn fuse_requests_fail_once_a_server_was_away_for_too_long() {
@@ -145,13 +144,6 @@ fn fuse_a_reader_of_a_silent_server_that_died_keeps_nobody_from_detaching() {
     reader.wait().unwrap();
 }
 
-/// The processes that a supervisor has started as connectors.
-fn connectors(parent: &Value) -> Vec<u32> {
-    let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket connector"]).output();
-    let found = String::from_utf8(found.unwrap().stdout).unwrap();
-    found.lines().filter_map(|line| line.parse().ok()).collect()
-}
-
 /// Else it would read the table of a disk whose requests wait, and nothing could end it.
 #[test]
 fn fuse_a_refresh_says_at_once_that_the_server_is_away() {
@@ -198,7 +190,7 @@ fn fuse_a_refresh_says_at_once_that_the_server_is_away() {
 #[test]
 fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {
     let name = "nbd_away::a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next";
-    if !require_plain_machine(name, &["mke2fs", "nbdkit", "pgrep"]) {
+    if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
         return;
     }
     let place = scratch();
@@ -212,12 +204,13 @@ fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {
     let reads = thread::spawn(move || client.read(0, 4096));
     let shown = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("reconnecting"));
     assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
+    let server_pid = only(&place)["server_pid"].as_u64().unwrap().try_into().unwrap();
     // Each of them dies while it tries to make the connection that it was asked for.
     let mut last = 0;
     for _ in 0..3 {
         let mut found = Vec::new();
         let another = || {
-            found = connectors(&only(&place)["server_pid"]);
+            found = helpers(server_pid, "connector");
             matches!(found.as_slice(), [pid] if *pid != last)
         };
         assert!(wait_until(Duration::from_secs(20), another), "no other connector");

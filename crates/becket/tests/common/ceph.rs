@@ -114,7 +114,5 @@ pub(crate) fn attach(cluster: &Cluster, place: &Scratch, words: &[&str]) -> Path
 
 /// The programs that reach the cluster for a supervisor.
 pub(crate) fn helpers(parent: &Value) -> Vec<u32> {
-    let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket helper"]).output();
-    let found = String::from_utf8(found.unwrap().stdout).unwrap();
-    found.lines().filter_map(|line| line.parse().ok()).collect()
+    super::helpers(parent.as_u64().unwrap().try_into().unwrap(), "helper")
 }

@@ -2,8 +2,8 @@
 //! Writes that were acknowledged are in its model, flushed or not; it never looks at anything but the device.
 
 use std::{
-    fs::{File, OpenOptions},
-    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    fs::File,
+    os::unix::fs::FileExt as _,
     path::Path,
     sync::{
         Mutex,
@@ -14,6 +14,8 @@ use std::{
 };
 
 use becket_testkit::wait_until;
+
+use super::page::direct;
 
 /// Length of the device, divided among the threads.
 pub(crate) const SIZE: usize = 32 << 20;
@@ -104,12 +106,6 @@ impl Aligned {
     pub(crate) fn slice(&mut self, len: usize) -> &mut [u8] {
         &mut self.0[self.1..self.1 + len]
     }
-}
-
-/// A device, past its page cache.
-pub(crate) fn direct(device: &Path) -> File {
-    let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
-    OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap()
 }
 
 /// Bytes that are those of no other write nearby.

@@ -17,6 +17,7 @@ pub(crate) const ENOSPC: i32 = 28;
 #[repr(align(4096))]
 pub(crate) struct Page(pub(crate) [u8; PAGE]);
 
+/// A device, past its page cache.
 pub(crate) fn direct(device: &Path) -> File {
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap()

@@ -6,7 +6,8 @@ use std::{io, os::unix::fs::FileExt as _, sync::atomic::Ordering, time::Instant}
 use becket_testkit::image;
 
 use super::Soak;
-use crate::common::load::{Aligned, BLOCK, LARGEST, Random, direct, fill, somewhere};
+use crate::common::load::{Aligned, BLOCK, LARGEST, Random, fill, somewhere};
+use crate::common::page::direct;
 
 const NAME: &str = "faulty";
 const SIZE: usize = 16 << 20;

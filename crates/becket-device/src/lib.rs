@@ -27,7 +27,7 @@ pub use client::{
     How, Lease, Leaving, Listening, Outcome, Progress, Why, ailing, attach, attach_leased, blamed, counters,
     detach, dm_crypt, doctor, events, export, export_leased, facilities, find, foresee, foresee_detach,
     give_to_owner, last_change, list, may_be_served, plan, provide, publish, refresh, server_status, set,
-    stat, tidy, why,
+    spelled, stat, tidy, why,
 };
 pub use connector::{connector_main, helper};
 pub use contract::{

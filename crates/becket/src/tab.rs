@@ -65,6 +65,7 @@ pub(crate) fn text(table: &Path) -> io::Result<Vec<u8>> {
 /// set them itself.
 pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wrong>> {
     let mut names: HashMap<String, usize> = HashMap::new();
+    let mut addresses: HashMap<String, usize> = HashMap::new();
     let mut parsers = Parsers { devices: LineParser::new(), exports: None };
     let lines = text.split(|&byte| byte == b'\n').zip(1..);
     let read = |(text, line)| {
@@ -76,6 +77,16 @@ pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wron
         // A second line of that name would be another unit's file in the first one's place.
         if let Some(first) = names.get(&entry.name) {
             return Some(wrong(format!("{} is the name of line {first} already", entry.name)));
+        }
+        // Each line is attached by itself, so the socket of one is in the way of the other.
+        let address = entry.export.as_deref().and_then(|export| becket_device::spelled(export.address()));
+        if let Some(address) = address {
+            if let Some(first) = addresses.get(&address) {
+                return Some(wrong(format!(
+                    "{address} is the address of line {first} already: each line needs one of its own"
+                )));
+            }
+            addresses.insert(address, line);
         }
         names.insert(entry.name.clone(), line);
         Some(Ok(entry))
@@ -292,6 +303,37 @@ mod tests {
             .collect();
         assert_eq!(lines, [1, -2, -3, 4]);
         assert_eq!(found[2].as_ref().unwrap_err().why, "a is the name of line 1 already");
+    }
+
+    /// The second one could not listen there, and would fail when the machine starts.
+    #[test]
+    fn two_lines_at_one_address_are_seen_when_the_table_is_read() {
+        let wrong = |first: &str, second: &str| {
+            let found = entries(format!("a /a {first}\nb /b {second}\nc /c ro").as_bytes(), &[]);
+            assert!(found[0].is_ok() && found[2].is_ok(), "{found:?}");
+            found[1].as_ref().err().map(|wrong| wrong.why.clone())
+        };
+        for (first, second) in [
+            ("nbd=unix:/run/s", "nbd=unix:/run/s"),
+            ("nbd=unix:/run/s", "vhost-user=unix:/run/./s"),
+            ("nbd=tcp:10.0.0.1", "nbd=tcp:10.0.0.1:10809"),
+            ("nbd=tcp:[::1]", "nbd=tcp:[::1]:10809"),
+        ] {
+            let why = wrong(first, second).unwrap_or_else(|| panic!("{first} {second}"));
+            assert!(why.contains("is the address of line 1 already: each line needs one"), "{why}");
+        }
+        for (first, second) in [
+            ("nbd=unix:/run/s", "nbd=unix:/run/t"),
+            ("nbd=tcp:10.0.0.1", "nbd=tcp:10.0.0.2"),
+            ("nbd=tcp:10.0.0.1:7", "nbd=tcp:10.0.0.1:8"),
+            // A free port, and the socket of each unit.
+            ("nbd=tcp:10.0.0.1:0", "nbd=tcp:10.0.0.1:0"),
+            ("nbd=systemd", "nbd=systemd"),
+        ] {
+            assert_eq!(wrong(first, second), None);
+        }
+        let found = entries(b"a /a nbd=unix:/s,flat\nb /b nbd=unix:/s", &[]);
+        assert!(found[0].is_err() && found[1].is_ok(), "a line that is left out has no address");
     }
 
     #[test]

@@ -241,13 +241,35 @@ fn unix(path: &Path) -> Result<Listening, Error> {
     Ok(Listening { listener, address: format!("unix:{text}"), place: Some((dir, file)) })
 }
 
+/// An address in one spelling: of two that are equal, only one can be listened at. Nothing is known of a free
+/// port, nor of a socket that is handed over.
+pub fn spelled(address: &str) -> Option<String> {
+    match address.split_once(':')? {
+        // Without repeated slashes and dots.
+        ("unix", path) => {
+            Some(format!("unix:{}", Path::new(path).components().collect::<PathBuf>().display()))
+        }
+        ("tcp", place) => {
+            Some(with_port(place)).filter(|(_, port)| *port > 0).map(|(place, _)| format!("tcp:{place}"))
+        }
+        _ => None,
+    }
+}
+
+/// `HOST[:PORT]` with its port, and the port.
+fn with_port(place: &str) -> (String, u16) {
+    // An IPv6 address is in brackets.
+    match place.rsplit_once(':').and_then(|(_, port)| port.parse().ok()) {
+        Some(port) => (place.to_owned(), port),
+        None => (format!("{place}:{PORT}"), PORT),
+    }
+}
+
 /// Listens at `HOST[:PORT]`; port 0 is one that is free.
 fn tcp(place: &str) -> Result<Listening, Error> {
     let address = format!("tcp:{place}");
     let failed = |error: io::Error| Error::io("listen at", address.as_ref())(error);
-    // An IPv6 address is in brackets.
-    let ported = place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let named = if ported { place.to_owned() } else { format!("{place}:{PORT}") };
+    let (named, _) = with_port(place);
     let found: Vec<SocketAddr> = named.to_socket_addrs().map_err(failed)?.collect();
     let listener = TcpListener::bind(found.as_slice()).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;

@@ -25,7 +25,7 @@ mod user_devices;
 
 pub use attach::{attach, attach_leased, export, export_leased};
 pub use detach::{detach, refresh, server_status};
-pub use doorway::{DoorOptions, Doorway};
+pub use doorway::{DoorOptions, Doorway, spelled};
 pub use events::{Heard, Listening, events};
 pub use facilities::{dm_crypt, facilities};
 pub use foresee::{Advice, Foreseen, Foretaken, Leaving, Outcome, Why, foresee, foresee_detach, why};

@@ -128,3 +128,52 @@ fn the_shell_of_libnbd_finds_what_the_protocol_promises() {
     assert_eq!(said.trim(), "EPERM");
     place.ok(["detach", "--all"]);
 }
+
+/// What a client asks for by its name is not what becket's devices are called.
+#[test]
+fn a_client_finds_an_export_of_any_name() {
+    const NAME: &str = "export_clients::a_client_finds_an_export_of_any_name";
+    if !require_tools(NAME, &["nbdinfo"]) {
+        return;
+    }
+    let place = scratch();
+    let long = "ä/".repeat(1365) + "z";
+    for (name, shown) in [
+        ("my disk/äö", "my%20disk%2F%C3%A4%C3%B6"),
+        ("-?#%&'\"\\\u{202e}", "-%3F%23%25%26%27%22%5C%E2%80%AE"),
+        ("", ""),
+        (&*long, ""),
+        ("plain", "plain"),
+    ] {
+        let uri = exported(&place, &[&format!("--name={name}")]);
+        let device = &place.devices()[0];
+        assert!(uri.starts_with(&format!("nbd+unix:///{shown}")), "{uri}");
+        assert_eq!(text(&device["export"], "name"), name);
+        assert_eq!(text(device, "name"), if name == "plain" { "plain" } else { "nbd0" });
+        let said = tool(Command::new("nbdinfo").args(["--json", &uri]));
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let export = &said["exports"][0];
+        assert_eq!(
+            (text(export, "export-name"), export["export-size"].as_u64()),
+            (name, Some(SIZE)),
+            "{said}"
+        );
+        let said = tool(Command::new("nbdinfo").args(["--list", "--json", &uri]));
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(text(&said["exports"][0], "export-name"), name, "{said}");
+        let listed = place.ok(["list"]);
+        assert!(listed.contains(&uri) && !listed.contains('\u{202e}'), "{listed}");
+        place.ok(["detach", &uri]);
+    }
+    let image = place.path("disk.img");
+    let image = image.to_str().unwrap();
+    let socket = format!("unix:{}", place.path("s.sock").display());
+    for (name, why) in [("a\nb", "control character"), (&*"x".repeat(4097), "4097 bytes")] {
+        let ran = place.run(["export", image, "--nbd", &socket, "--name", name]);
+        assert!(ran.code == 2 && ran.err.contains(why), "{ran:?}");
+    }
+    // A virtual machine asks for none: there the name is becket's alone.
+    let ran = place.run(["export", image, "--vhost-user", &socket, "--name", "my disk"]);
+    assert!(ran.code == 1 && ran.err.contains("only letters, digits"), "{ran:?}");
+    assert!(place.devices().is_empty());
+}

@@ -10,6 +10,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::contract::{Error, ErrorKind};
+
+/// The longest name of an export, in bytes (NBD project, doc/proto.md).
+const LONGEST_NAME: usize = 4096;
+
 /// How an export is reached, as records and `list` have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
@@ -45,6 +50,23 @@ pub struct SocketFile {
 }
 
 impl Export {
+    /// Whether clients of NBD can be given an export by that name. A device's name is one of few letters:
+    /// [`crate::check_name`].
+    ///
+    /// # Errors
+    /// It is too long, or has control characters.
+    pub fn check_name(name: &str) -> Result<(), Error> {
+        let why = if name.len() > LONGEST_NAME {
+            format!("it has {} bytes, and NBD allows {LONGEST_NAME}", name.len())
+        } else if name.chars().any(char::is_control) {
+            "it has a control character".to_owned()
+        } else {
+            return Ok(());
+        };
+        let message = format!("no export can be called so: {why}");
+        Err(Error::Failed { kind: ErrorKind::InvalidOption, message, hint: None })
+    }
+
     /// The NBD URI of this export (NBD project, doc/uri.md).
     pub fn uri(&self) -> String {
         let scheme = if self.tls { "nbds" } else { "nbd" };
@@ -188,6 +210,17 @@ mod tests {
         assert_eq!(uri("unix:/x?y&z", "", true), "nbds+unix:///?socket=/x%3Fy%26z");
         assert_eq!(uri("tcp:127.0.0.1:10809", "ä/b", false), "nbd://127.0.0.1:10809/%C3%A4%2Fb");
         assert_eq!(uri("tcp:[::1]:7", "x", true), "nbds://[::1]:7/x");
+    }
+
+    #[test]
+    fn an_export_has_any_name_that_a_client_can_ask_for() {
+        for name in ["", "disk.img", "my disk/äö", "-", &"a".repeat(4096)] {
+            Export::check_name(name).unwrap();
+        }
+        for (name, why) in [("a\nb", "control"), ("\u{9b}", "control"), (&*"ä".repeat(2049), "4098 bytes")] {
+            let error = Export::check_name(name).unwrap_err();
+            assert!(error.kind() == ErrorKind::InvalidOption && error.to_string().contains(why), "{error}");
+        }
     }
 
     #[test]

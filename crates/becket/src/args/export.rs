@@ -38,6 +38,9 @@ pub(crate) struct Export {
     #[arg(long, value_name = "ADDRESS", conflicts_with = "nbd")]
     pub(crate) vhost_user: Option<String>,
     /// Name the export [default: the name of the file]
+    ///
+    /// Clients of NBD may know it by any text of at most 4096 bytes. It has this name in `becket list`, too,
+    /// if a device can have it, and one of becket's choice otherwise.
     #[arg(long)]
     pub(crate) name: Option<String>,
     /// Make the export read-only
@@ -83,12 +86,13 @@ impl Export {
         self.address().strip_prefix("unix:").map(Path::new)
     }
 
-    /// The options as those of a device.
+    /// The options as those of a device. What NBD clients call it need not be a device's name.
     pub(crate) fn device(&self) -> DeviceOptions {
+        let possible = |name: &String| self.nbd.is_none() || becket_device::check_name(name).is_ok();
         DeviceOptions {
             image: self.image.clone(),
             read_only: self.read_only,
-            name: self.name.clone(),
+            name: self.name.clone().filter(possible),
             queues: self.queues,
             ..DeviceOptions::default()
         }

@@ -11,7 +11,7 @@ use crate::{
     failure::Failure,
     ui::Ui,
 };
-use becket_device::{AttachOptions, DetachOptions, DeviceInfo, DoorOptions, Doorway};
+use becket_device::{AttachOptions, DetachOptions, DeviceInfo, DoorOptions, Doorway, Export};
 use serde_json::{Value, json};
 use std::{collections::HashSet, path::Path, time::Duration};
 
@@ -122,6 +122,9 @@ fn check(args: &args::Export) -> Result<(), Failure> {
     }
     if many && args.vhost_user.is_some() {
         return alone("--vhost-user socket", "is the socket of one disk");
+    }
+    if let Some(name) = &args.name {
+        Export::check_name(name).map_err(|error| Failure::usage(format!("--name: {error}")))?;
     }
     let mut names = HashSet::new();
     let twice = args.images.iter().map(|image| name_of(image)).find(|name| !names.insert(name.clone()));

@@ -9,7 +9,7 @@ use becket_engine::Summary;
 use rustix::fs::MemfdFlags;
 use serde_json::from_slice;
 
-use crate::contract::messages::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
+use crate::contract::messages::{Attach, Detach, Foresee, Refresh, ServerStatus, Set, Stat};
 use crate::contract::protocol::{Order, Report};
 use crate::contract::versions::Speech;
 use crate::contract::{DeviceInfo, Error, sealed, table};
@@ -74,6 +74,9 @@ fn nothing() -> Error {
 
 impl Service for Nobody {
     fn attach(&self, _: Attach, _: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
+        Err(nothing())
+    }
+    fn foresee(&self, _: &Foresee) -> Result<(), Error> {
         Err(nothing())
     }
     fn detach(&self, _: &Detach) -> Result<DeviceInfo, Error> {

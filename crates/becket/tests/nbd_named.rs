@@ -91,8 +91,14 @@ fn fuse_an_export_has_one_writer_like_a_file() {
         let ran = fuse(words);
         assert!(ran.code == 1 && ran.err.contains("already attached as"), "{words:?}: {ran:?}");
         assert!(ran.err.contains("becket detach ") && ran.err.contains("--shared"), "{words:?}: {ran:?}");
+        // In the same words.
+        let foreseen = fuse(&[&["--dry-run"], words].concat());
+        assert_eq!((foreseen.code, foreseen.err), (1, ran.err), "{words:?}");
     };
     let taken = |words: &[&str]| {
+        let devices = place.devices();
+        let foreseen = fuse(&[&["--dry-run"], words].concat());
+        assert!(foreseen.code == 0 && place.devices() == devices, "{words:?}: {foreseen:?}");
         let ran = fuse(words);
         assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
     };

@@ -12,8 +12,12 @@ use crate::client::attach::prepare;
 use crate::client::detach::{server_status, users_of};
 use crate::client::list::resolve;
 use crate::client::{planner, unrecorded};
+use crate::contract::messages::{Foresee, Nothing};
+use crate::contract::portion::Portion;
 use crate::contract::spec::{Spec, facts_of};
-use crate::contract::{AttachOptions, Choice, DataMode, DeviceInfo, DeviceState, Error, User};
+use crate::contract::{AttachOptions, Choice, DataMode, DeviceInfo, DeviceState, Error, ErrorKind, User};
+use crate::control::client;
+use crate::control::health::Concerns;
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::record::store::{self, Store};
@@ -94,6 +98,15 @@ pub fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Foret
     let creates_cow = options.open.cow.as_ref().is_some_and(|cow| !options.open.read_only && !cow.exists());
     let opened = prepare(&store, image, &mut options, false, false)?;
     let plan = planner::plan_for(&opened, &options, false).map_err(|error| error.of_image(image))?;
+    let portion = Portion::of(&opened.sources, &opened.map, &opened.path);
+    if let Some(portion) = portion.filter(|_| !options.open.shared) {
+        let asked = Foresee { image: opened.path.clone(), portion };
+        match client::call_running::<_, Nothing>(store.runtime(), "Foresee", &asked, Concerns::Server) {
+            Err(error) if error.kind() == ErrorKind::InUse => return Err(error),
+            // An older server does not know the question.
+            _ => {}
+        }
+    }
     let served = plan.kind.is_served();
     let talkative = facts_of(&opened.sources).iter().any(SourceFacts::is_talkative);
     let block = u64::from(opened.block_size.max(1));

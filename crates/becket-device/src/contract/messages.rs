@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::contract::DeviceId;
+use crate::contract::portion::Portion;
 use crate::contract::spec::{Backing, Spec};
 use crate::contract::{DeviceInfo, Error, ErrorKind, Part, path_text, text_path};
 
@@ -100,6 +101,15 @@ impl From<TableEntry> for becket_image::Partition {
         let TableEntry { number, start, len, label, uuid } = entry;
         becket_image::Partition { number, start, len, label, uuid, type_: String::new() }
     }
+}
+
+/// What a device would have that is not made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Foresee {
+    #[serde(with = "crate::contract::path_text::one")]
+    pub(crate) image: PathBuf,
+    pub(crate) portion: Portion,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -337,7 +347,12 @@ mod tests {
         assert_eq!(interface.name, INTERFACE);
         let inputs = |name: &str| interface.inputs(name);
         let outputs = |name: &str| interface.outputs(name);
+        let type_of = |name: &str| interface.custom(name);
         assert_eq!(inputs("Attach"), keys(&attach()));
+        let portion = Portion { export: String::new(), start: 0, end: None, writes: true };
+        assert_eq!(type_of("Portion"), keys(&portion));
+        assert_eq!(inputs("Foresee"), keys(&Foresee { image: PathBuf::new(), portion }));
+        assert_eq!(outputs("Foresee"), keys(&Nothing {}));
         assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false, force: Some(true) }));
         assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new(), partitions: Some(Vec::new()) }));
         assert_eq!(inputs("Set"), keys(&Set::default()));
@@ -356,7 +371,6 @@ mod tests {
         for name in ["Attach", "Detach", "Refresh", "Set"] {
             assert_eq!(outputs(name), one);
         }
-        let type_of = |name: &str| interface.custom(name);
         let text = String::new;
         let (number, at, event, level, message) = (1, text(), text(), text(), text());
         let happened = Happened { number, at, event, level, device: Some(text()), message };

@@ -11,6 +11,7 @@ pub(crate) mod kept;
 pub(crate) mod link;
 pub(crate) mod messages;
 pub(crate) mod path_text;
+pub(crate) mod portion;
 pub(crate) mod protocol;
 pub(crate) mod rendezvous;
 pub(crate) mod report;

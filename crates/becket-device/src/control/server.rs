@@ -17,7 +17,8 @@ use super::answers::{self, Answer, NotDone, with};
 use super::socket::{Socket, no_longer};
 use crate::contract::event::{Batch, Wanted};
 use crate::contract::messages::{
-    Attach, Counted, DESCRIPTION, Detach, Devices, INTERFACE, Nothing, OneDevice, Pulse, Refresh, Set, Stat,
+    Attach, Counted, DESCRIPTION, Detach, Devices, Foresee, INTERFACE, Nothing, OneDevice, Pulse, Refresh, Set,
+    Stat,
 };
 use crate::contract::varlink::{Call, Refusal, Reply};
 use crate::contract::{DeviceInfo, Error, ErrorKind, ServerStatus};
@@ -31,6 +32,7 @@ pub(crate) trait Service: Sync {
         Box::new(())
     }
     fn attach(&self, request: Attach, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error>;
+    fn foresee(&self, request: &Foresee) -> Result<(), Error>;
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error>;
     fn list(&self) -> Vec<DeviceInfo>;
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error>;
@@ -157,6 +159,10 @@ fn answer(service: &dyn Service, call: &Call<Box<RawValue>>, fds: Vec<OwnedFd>) 
     let parameters = parameters.as_ref().map_or("{}", |parameters| parameters.get());
     match (interface, name) {
         (INTERFACE, "Attach") => with_device(parameters, |request: Attach| service.attach(request, fds)),
+        (INTERFACE, "Foresee") => with(parameters, |request: Foresee| {
+            service.foresee(&request)?;
+            Ok(Nothing {})
+        }),
         (INTERFACE, "Detach") => with_device(parameters, |request: Detach| service.detach(&request)),
         (INTERFACE, "List") => with(parameters, |_: Nothing| Ok(Devices { devices: service.list() })),
         (INTERFACE, "Refresh") => with_device(parameters, |request: Refresh| service.refresh(&request)),

@@ -1,6 +1,7 @@
 //! Devices whose image is on a server: what connects to it, and what is shown while it is away.
 //! Connects to nothing itself.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use becket_image::{Map, Source};
@@ -11,6 +12,7 @@ use super::devices::Supervisor;
 use super::exports::Part;
 use super::links::{CLIENTS, Change, Connector, OnChange};
 use super::owned::Owned;
+use crate::contract::portion::Portion;
 use crate::contract::spec::Spec;
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::record::store::Entry;
@@ -29,9 +31,9 @@ impl Supervisor {
         alone: bool,
         again: Option<&[String]>,
     ) -> Result<Option<Connector>, Error> {
-        let inside = !becket_image::link::split_inside(spec.image.as_os_str()).1.is_empty();
-        let part = Part::of(sources, map, inside, mark).map(|part| self.exports.take(part, alone));
-        let part = part.transpose().map_err(|other| self.attached(spec, other))?;
+        let portion = Portion::of(sources, map, &spec.image);
+        let part = portion.map(|portion| self.exports.take(Part::new(portion, mark), alone));
+        let part = part.transpose().map_err(|other| self.attached(&spec.image, other))?;
         let myself = self.myself.clone();
         let on_change = move |change: &Change| {
             if let Some(supervisor) = myself.upgrade() {
@@ -44,9 +46,14 @@ impl Supervisor {
         Ok(connector)
     }
 
+    /// Refuses what [`Self::connector`] would refuse.
+    pub(super) fn may_take(&self, image: &Path, portion: &Portion) -> Result<(), Error> {
+        self.exports.clash(portion).map_or(Ok(()), |other| Err(self.attached(image, other)))
+    }
+
     /// Why an image is not attached that the device with that mark has.
-    fn attached(&self, spec: &Spec, mark: u64) -> Error {
-        let (image, clash) = (spec.image.clone(), "another device of becket's has it".to_owned());
+    fn attached(&self, image: &Path, mark: u64) -> Error {
+        let (image, clash) = (image.to_owned(), "another device of becket's has it".to_owned());
         let source = becket_image::Error::InUse { path: image.clone(), clash, readers: false };
         let recorded =
             self.store.entries().unwrap_or_default().into_iter().find_map(|(_, entry)| match entry {

@@ -1,49 +1,25 @@
-//! Which parts of exports of NBD servers devices have. No lock of such a server keeps two writers apart, so
-//! their supervisor does, by what is known here.
-//! Images of Ceph have a lock of their cluster, and files those of the kernel.
+//! Which portions of exports of NBD servers devices have.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use becket_image::link::LinkSource;
-use becket_image::{Identity, Map, Source};
-
+use crate::contract::portion::Portion;
 use crate::system::sync::lock;
 
-/// The parts that devices have.
+/// The portions that devices have.
 #[derive(Debug, Default)]
 pub(super) struct Exports(Mutex<Vec<Weak<Part>>>);
 
 /// What a device has of an export, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Part {
-    export: Identity,
-    range: Range<u64>,
-    writes: bool,
+    portion: Portion,
     /// The mark of the device.
     mark: u64,
 }
 
 impl Part {
-    /// What a device has whose image is on an NBD server. One that is not a single range may be anywhere, and
-    /// so may one that is not `inside` another image: its limit can be changed.
-    pub(super) fn of(sources: &[Source], map: &Map, inside: bool, mark: u64) -> Option<Part> {
-        let linked = |(index, source): (usize, &'_ Source)| Some((index, Part::export(source.link()?)?));
-        let (index, (export, writes)) = sources.iter().enumerate().find_map(linked)?;
-        let single = map.single_range().filter(|(source, ..)| inside && *source as usize == index);
-        let range = single.map_or(0..u64::MAX, |(_, offset, len)| offset..offset.saturating_add(len));
-        Some(Part { export, range, writes, mark })
-    }
-
-    fn export(link: &LinkSource) -> Option<(Identity, bool)> {
-        (!link.is_durable()).then(|| (link.identity(), link.may_write()))
-    }
-
-    fn clashes(&self, other: &Part) -> bool {
-        self.export == other.export
-            && (self.writes || other.writes)
-            && self.range.start < other.range.end
-            && other.range.start < self.range.end
+    pub(super) fn new(portion: Portion, mark: u64) -> Part {
+        Part { portion, mark }
     }
 }
 
@@ -53,22 +29,34 @@ impl Exports {
     pub(super) fn take(&self, part: Part, alone: bool) -> Result<Arc<Part>, u64> {
         let mut all = lock(&self.0);
         all.retain(|other| other.strong_count() > 0);
-        let clash = all.iter().filter_map(Weak::upgrade).find(|other| alone && part.clashes(other));
-        if let Some(other) = clash {
-            return Err(other.mark);
+        if let Some(mark) = clash(&all, &part.portion).filter(|_| alone) {
+            return Err(mark);
         }
         let part = Arc::new(part);
         all.push(Arc::downgrade(&part));
         Ok(part)
     }
+
+    /// The mark of a device with which one that has this portion would not be alone.
+    pub(super) fn clash(&self, portion: &Portion) -> Option<u64> {
+        clash(&lock(&self.0), portion)
+    }
+}
+
+fn clash(all: &[Weak<Part>], portion: &Portion) -> Option<u64> {
+    let mut others = all.iter().filter_map(Weak::upgrade);
+    others.find(|other| portion.clashes(&other.portion)).map(|other| other.mark)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     fn part(ino: u64, range: Range<u64>, writes: bool, mark: u64) -> Part {
-        Part { export: Identity { dev: u64::MAX, ino }, range, writes, mark }
+        let (export, start, end) = (ino.to_string(), range.start, Some(range.end));
+        Part { portion: Portion { export, start, end, writes }, mark }
     }
 
     #[test]
@@ -82,13 +70,19 @@ mod tests {
         drop(other);
         let writer = exports.take(part(1, 50..60, true, 3), true).unwrap();
         for taken in [part(1, 0..51, false, 4), part(1, 59..100, true, 4)] {
+            assert_eq!(exports.clash(&taken.portion), Some(3));
             assert_eq!(exports.take(taken, true).unwrap_err(), 3);
         }
         for free in [part(1, 0..50, true, 5), part(1, 60..100, true, 5), part(2, 50..60, true, 5)] {
+            assert_eq!(exports.clash(&free.portion), None);
             exports.take(free, true).unwrap();
         }
         exports.take(part(1, 50..60, true, 6), false).unwrap();
         drop(writer);
+        let anywhere = Portion { end: None, ..part(1, 0..0, true, 7).portion };
+        let whole = exports.take(Part::new(anywhere, 7), true).unwrap();
+        assert_eq!(exports.clash(&part(1, 99..100, false, 8).portion), Some(7));
+        drop(whole);
         exports.take(part(1, 0..100, true, 7), true).unwrap();
     }
 }

@@ -15,7 +15,7 @@ use super::make::Made;
 use super::manager;
 use super::owned::Owned;
 use super::workers::Worker;
-use crate::contract::messages::{Attach, Count, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
+use crate::contract::messages::{Attach, Count, Detach, Foresee, Pulse, Refresh, ServerStatus, Set, Stat};
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::control::health;
 use crate::control::server::Service;
@@ -66,6 +66,10 @@ impl Service for Supervisor {
         lock(&owned.state).connector = connector;
         self.own(&owned);
         Ok(info)
+    }
+
+    fn foresee(&self, request: &Foresee) -> Result<(), Error> {
+        self.may_take(&request.image, &request.portion)
     }
 
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error> {

@@ -200,6 +200,8 @@ fn fuse_why_has_the_reasons_of_the_planner() {
     place.ok(["attach", "--via", "fuse", "--name", "b", "a.img"]);
     let words = place.ok(["why", "a.img"]);
     assert!(words.contains("loop can take it by now") && words.contains("without --via"), "{words}");
+    let why = place.json(["why", "b"])["devices"][0]["faster"].to_string();
+    assert!(why.contains("FUSE has no zero copy") && !why.contains("allow zero copy"), "{why}");
     let ran = place.run(["why", "b", "nothing"]);
     assert!(ran.code == 1 && ran.err.contains("cannot explain nothing"), "{ran:?}");
     place.ok(["detach", "b"]);

@@ -7,6 +7,7 @@ mod common;
 
 use becket_testkit::{
     crc, crc_whole, image, require_device, require_fuse, require_loop, require_tools, require_ublk, tool,
+    wait_until,
 };
 use common::{Small, scratch, text};
 use serde_json::Value;
@@ -15,6 +16,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 #[test]
 fn each_change_is_reported_with_how_it_was_made() {
@@ -328,6 +330,70 @@ fn fuse_an_encoded_image_and_a_raw_one_do_not_change_places() {
     if require_fuse(name) {
         a_served_image_keeps_its_kind(name, "fuse");
     }
+}
+
+/// No command makes a disk of it, and nobody mounts it.
+#[test]
+fn an_export_is_spoken_of_as_one() {
+    let name = "set::an_export_is_spoken_of_as_one";
+    if !require_tools(name, &["qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let path = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    for name in ["a b.img", "other.img"] {
+        image::random(&place.path(name), 1 << 20, 1);
+    }
+    tool(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", &path("grows.qcow2"), "1M"]));
+    let address = format!("unix:{}", path("s.sock"));
+    let made = |image: &str, options: &str, name: &str| {
+        let image = becket_image::quoted(Path::new(&path(image)));
+        format!("becket detach {name}; becket export {options}{image} --nbd {address} --name ")
+    };
+    let export = || {
+        place.ok(["export", &path("a b.img"), "--nbd", &address, "--name", "my disk"]);
+        common::nbd::Client::connect(&place.path("s.sock"), "my disk").unwrap()
+    };
+    let client = export();
+    let refused = |words: &[&str], parts: &[&str]| {
+        let ran = place.run([&["set", "nbd0"], words].concat());
+        let hint = ran.err.split("hint: ").nth(1).unwrap_or_default().trim().to_owned();
+        assert!(ran.code == 1 && parts.iter().all(|part| ran.err.contains(part)), "{words:?}: {ran:?}");
+        for word in ["attach", "mount"] {
+            assert!(!ran.err.contains(word), "{word}: {ran:?}");
+        }
+        hint
+    };
+    assert!(wait_until(Duration::from_secs(10), || place.devices()[0]["connections"] == 1));
+    let users = ["clients are connected", "have its clients disconnect first"];
+    refused(&["--image", &path("other.img")], &users);
+    refused(&["--size-limit", "512K"], &users);
+    drop(client);
+    assert!(wait_until(Duration::from_secs(10), || place.devices()[0]["connections"] == 0));
+    refused(
+        &["--image", &path("grows.qcow2")],
+        &["grows while it is written", &made("grows.qcow2", "", "nbd0")],
+    );
+    let why = place.ok(["why", "nbd0"]);
+    assert!(!why.contains("attach") && !why.contains("zero copy"), "{why}");
+    assert_eq!(place.json(["why", "nbd0"])["devices"][0]["choices"].as_array().unwrap().len(), 0);
+    // What is said makes that export.
+    let hint = refused(&["--block-size", "4096"], &[&made("a b.img", "--block-size 4096 ", "nbd0")]);
+    let bin = Path::new(env!("CARGO_BIN_EXE_becket")).parent().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &hint]).env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
+    place.prepare(&mut shell);
+    let ran = place.finish(&mut shell);
+    assert_eq!(ran.code, 0, "{hint}: {ran:?}");
+    let device = place.devices().remove(0);
+    assert_eq!((text(&device["export"], "name"), &device["block_size"]), ("my disk", &Value::from(4096)));
+    place.ok(["detach", "--all"]);
+    // The socket of a virtual machine.
+    place.ok(["export", &path("other.img"), "--vhost-user", &address]);
+    let ran = place.run(["set", "vhost-user0", "--block-size", "4096"]);
+    let way = format!("becket export --block-size 4096 {} --vhost-user {address}", path("other.img"));
+    assert!(ran.code == 1 && ran.err.trim().ends_with(&way), "{ran:?}");
+    place.ok(["detach", "--all"]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::client::list::resolve;
 use crate::client::{planner, unrecorded};
 use crate::contract::messages::{Foresee, Nothing};
 use crate::contract::portion::Portion;
+use crate::contract::shape;
 use crate::contract::spec::{Spec, facts_of};
 use crate::contract::{AttachOptions, Choice, DataMode, DeviceInfo, DeviceState, Error, ErrorKind, User};
 use crate::control::client;
@@ -205,7 +206,8 @@ pub struct Why {
     pub transport: Kind,
     /// Why, as it was when the device was attached.
     pub reason: String,
-    /// What each transport would say if it were attached now, the preferred ones first.
+    /// What each transport would say if it were attached now, the preferred ones first. None is asked about
+    /// what is no block device.
     pub choices: Vec<Choice>,
     /// Why the image is not part of that answer, where it is not.
     pub note: Option<String>,
@@ -235,18 +237,24 @@ pub fn why(target: impl AsRef<Path>) -> Result<Why, Error> {
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;
     let info = &device.info;
-    let (choices, decoded, note) = now(&device);
+    let (mut choices, decoded, mut note) = now(&device);
     let mut faster = Vec::new();
-    if info.spec.export.is_none() {
+    if shape::has_disk(info.transport) {
         let preferred = choices.iter().take_while(|choice| choice.transport != info.transport);
         faster.extend(preferred.filter_map(|choice| other_transport(info, choice)));
+    } else {
+        // Its user has chosen how it is reached.
+        (choices, note) = (Vec::new(), None);
     }
     faster.extend(of_the_way(info));
     if decoded {
         let image = info.spec.title();
         faster.push(Advice {
             what: "blocks of the image are decoded when they are read".to_owned(),
-            fix: Some(format!("becket copy {image} FILE, and attach that; it takes more room")),
+            fix: Some(format!(
+                "becket copy {image} FILE, and {} that; it takes more room",
+                info.making().command
+            )),
         });
     }
     Ok(Why {
@@ -325,7 +333,7 @@ fn opened(device: &Device) -> Result<(Opened, AttachOptions), Error> {
 fn other_transport(info: &DeviceInfo, choice: &Choice) -> Option<Advice> {
     let Choice { transport, possible, reason, fix } = choice;
     if *possible {
-        let again = format!("becket detach {}, and attach it again without --via", info.name);
+        let again = info.again(" without --via");
         return Some(Advice { what: format!("{transport} can take it by now"), fix: Some(again) });
     }
     let what = format!("becket would prefer {transport}, but {reason}");
@@ -339,14 +347,14 @@ fn of_the_way(info: &DeviceInfo) -> Vec<Advice> {
     if !info.direct_io {
         add(format!("direct I/O is off: {}", info.direct_io_reason), None);
     }
-    if matches!(info.spec.mode, Some(DataMode::Copy | DataMode::BatchCopy)) {
-        add(
-            "data is copied between the kernel and becket; Linux 6.16 and root allow zero copy".to_owned(),
-            None,
-        );
+    // What comes from a server is in becket's own memory first.
+    let copied = matches!(info.spec.mode, Some(DataMode::Copy | DataMode::BatchCopy))
+        && !becket_image::is_remote(&info.spec.image);
+    if let Some(instead) = shape::of(info.transport).copies.filter(|_| copied) {
+        add(format!("data is copied between the kernel and becket; {instead}"), None);
     }
     if info.spec.faults.is_some() {
-        let fix = format!("becket detach {}, and attach it again without --fault", info.name);
+        let fix = info.again(" without --fault");
         add("faults are injected for testing".to_owned(), Some(fix));
     }
     if let Some(url) = info.spec.url.as_ref().filter(|url| is_remote(url)) {

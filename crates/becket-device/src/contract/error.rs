@@ -245,7 +245,7 @@ impl Error {
         Error::Failed {
             kind: ErrorKind::Server,
             message: format!("{name} has lost its server"),
-            hint: Some(format!("becket detach {name}, and attach it again")),
+            hint: Some(format!("becket detach {name}, and attach or export it again")),
         }
     }
 

@@ -6,6 +6,7 @@
 //! worker as it is.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,12 @@ impl Export {
             Some(("tcp", place)) => format!("{scheme}://{place}/{name}"),
             _ => format!("{scheme}:///{name}"),
         }
+    }
+
+    /// Whether clients of other hosts reach it.
+    pub(crate) fn is_open(&self) -> bool {
+        let place = self.address.strip_prefix("tcp:").and_then(|place| place.parse::<SocketAddr>().ok());
+        place.is_some_and(|place| !place.ip().is_loopback())
     }
 
     /// Where it listens, when that is a path.

@@ -1,6 +1,7 @@
 //! What crosses a boundary between processes: an image's description, messages, answers, errors.
 //! Plain values and how they are written. Nothing here looks at the system, and no other room is used.
 
+mod anew;
 mod device_id;
 mod error;
 pub(crate) mod event;

@@ -24,6 +24,30 @@ pub(crate) struct Shape {
     /// Where its server may not add partitions to the disk, there are none: the kernel takes them from root
     /// only.
     pub(crate) partitions_need_root: bool,
+    pub(crate) making: Making,
+    pub(crate) users: Users,
+    /// What could be had instead, where data is copied between the kernel and becket.
+    pub(crate) copies: Option<&'static str>,
+}
+
+/// The words that make a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Making {
+    /// The command.
+    pub(crate) command: &'static str,
+    /// Its option that says where users reach the device, if it has no disk.
+    pub(crate) place: Option<&'static str>,
+    /// Users there ask for it by its name.
+    pub(crate) by_name: bool,
+}
+
+/// What is said of the users of a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Users {
+    /// That there are some, where nobody knows more.
+    pub(crate) some: &'static str,
+    /// What ends them.
+    pub(crate) end: &'static str,
 }
 
 /// How the disk of a device is called in sysfs.
@@ -71,6 +95,9 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         node_goes: false,
         partitions_are_disks: false,
         partitions_need_root: false,
+        making: Making { command: "attach", place: None, by_name: false },
+        users: Users { some: "a program has claimed it", end: "unmount it first" },
+        copies: None,
     };
     // The tether's two ends. The socket that listens is not the worker's.
     let export = Shape {
@@ -80,6 +107,11 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         // The socket, the words of its door, and the directory of its file.
         kept_descriptors: 3,
         feature: Some(FEATURE_EXPORTS),
+        making: Making { command: "export", place: Some("--nbd"), by_name: true },
+        users: Users {
+            some: "clients are connected",
+            end: "have its clients disconnect first (`becket list` shows how many there are)",
+        },
         ..plain
     };
     match kind {
@@ -98,12 +130,17 @@ pub(crate) const fn of(kind: Kind) -> Shape {
             descriptors: (1, 0),
             node_goes: true,
             partitions_need_root: true,
+            copies: Some("Linux 6.16 and root allow zero copy"),
             ..plain
         },
         // The tether's two ends, and the connection.
-        Kind::Fuse => Shape { descriptors: (2, 1), ..plain },
+        Kind::Fuse => Shape { descriptors: (2, 1), copies: Some("FUSE has no zero copy"), ..plain },
         Kind::Nbd => export,
         // Its workers say what another one needs to go on with a front-end.
-        Kind::VhostUser => Shape { feature: Some(FEATURE_FRONT_ENDS), ..export },
+        Kind::VhostUser => Shape {
+            feature: Some(FEATURE_FRONT_ENDS),
+            making: Making { place: Some("--vhost-user"), by_name: false, ..export.making },
+            ..export
+        },
     }
 }

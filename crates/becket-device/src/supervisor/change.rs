@@ -135,8 +135,7 @@ fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         info.spec.size_limit = limit;
     }
     if let Some(image) = wish.image {
-        let (name, path) = (&info.name, image.path.display());
-        let anew = format!("becket detach {name}; becket attach --name {name} {path}");
+        let (name, anew) = (&info.name, info.anew("", &image.path));
         // The engine refuses each; this error has a hint, and comes before the kernel is given another size.
         let made = match &kept.serve.backing {
             Backing { grows: true, .. } => Some("grows while it is written"),
@@ -317,15 +316,14 @@ fn remeasured(
         if keeps || info.spec.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }
-        let (name, image) = (&info.name, info.spec.cow.as_ref().unwrap_or(&info.spec.image).display());
+        let image = info.spec.cow.as_ref().unwrap_or(&info.spec.image);
+        let (shown, name, again) = (image.display(), &info.name, info.making().command);
         let message =
-            format!("the disk in {image} is {} bytes long, whatever the length of its file", map.len());
+            format!("the disk in {shown} is {} bytes long, whatever the length of its file", map.len());
         let hint = if grows {
-            format!(
-                "to change that: becket detach {name}; qemu-img resize {image} SIZE; becket attach it again"
-            )
+            format!("to change that: becket detach {name}; qemu-img resize {shown} SIZE; {again} it again")
         } else {
-            format!("becket detach {name}; becket attach --size-limit SIZE {image} offers a part of it")
+            format!("{} offers a part of it", info.anew("--size-limit SIZE ", image))
         };
         return Err(unsupported(message, &hint));
     };
@@ -335,7 +333,7 @@ fn remeasured(
             return Ok(map.clone());
         }
         let message = format!("the size of {} is that of a part of {}", info.name, info.spec.image.display());
-        return Err(unsupported(message, "detach it and attach it again"));
+        return Err(unsupported(message, &info.again("")));
     }
     let size = match now {
         Now::Said(size) => size,

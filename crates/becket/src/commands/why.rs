@@ -30,8 +30,8 @@ fn lines(ui: &Ui, why: &Why) -> Vec<String> {
         printable(&format!("{}: {} by {}", why.name, why.device.display(), why.transport)),
         printable(&format!("  why: {}", without_errno(&why.reason))),
         printable(&format!("  direct I/O is {direct}: {}", why.direct_io_reason)),
-        "  if it were attached now:".to_owned(),
     ];
+    lines.extend((!why.choices.is_empty()).then(|| "  if it were attached now:".to_owned()));
     for choice in &why.choices {
         let verdict = match choice.possible {
             true => ui.paint(Colour::Green, "possible"),

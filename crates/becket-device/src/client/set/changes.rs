@@ -86,10 +86,12 @@ pub(super) fn open(store: &Store, device: &Device, path: &Path, changes: &Change
 
 /// The other way round it is the supervisor who refuses.
 fn never_changed(info: &DeviceInfo, path: &Path, what: &str, made: &str) -> Error {
-    let (name, path) = (&info.name, path.display());
+    let shown = path.display();
     unsupported(
-        format!("{path} {what}, and no device gets such an image while it lives: one that {made} is made so"),
-        format!("becket detach {name}; becket attach --name {name} {path}"),
+        format!(
+            "{shown} {what}, and no device gets such an image while it lives: one that {made} is made so"
+        ),
+        info.anew("", path),
     )
 }
 

@@ -83,8 +83,9 @@ pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -
         return Ok(());
     }
     if held {
-        let hint = "unmount it first; where its file system was made smaller already: --force";
-        return Err(busy(info, "and would become shorter", users::claims(&disk_of(info)), hint));
+        let end = shape::of(info.transport).users.end;
+        let hint = format!("{end}; where what is on it was made smaller already: --force");
+        return Err(busy(info, "and would become shorter", users::claims(&disk_of(info)), &hint));
     }
     let behind = |partition: &&node::KernelPartition| partition.start + partition.len > len;
     match node::partitions(&disk_of(info)).iter().find(behind) {
@@ -119,8 +120,7 @@ pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -
 fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: &str) -> Error {
     let who: Vec<String> = users.iter().map(ToString::to_string).collect();
     let who = match who.is_empty() {
-        true if !shape::has_disk(info.transport) => "clients are connected".to_owned(),
-        true => "a program has claimed it".to_owned(),
+        true => shape::of(info.transport).users.some.to_owned(),
         false => who.join(", "),
     };
     let message = format!("{} is in use {what}: {who}", info.device.display());

@@ -94,8 +94,7 @@ pub fn set(
 fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error> {
     match wanted {
         Some(wanted) if wanted != info.spec.block_size => {
-            let image = info.spec.image.display();
-            let hint = format!("becket detach {}; becket attach --block-size {wanted} {image}", info.name);
+            let hint = info.anew(&format!("--block-size {wanted} "), &info.spec.image);
             let message = format!("the block size of {} is fixed: a new device is needed", info.name);
             Err(unsupported(message, hint))
         }
@@ -126,7 +125,8 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
     if let Some(cow) = &info.spec.cow {
         let message = format!("{} is as long as its overlay says, {} bytes", info.name, info.size);
         let longer = format!("qemu-img resize -f qcow2 {} {limit}", cow.display());
-        return Err(unsupported(message, format!("becket detach {}; {longer}; attach it again", info.name)));
+        let (name, again) = (&info.name, info.making().command);
+        return Err(unsupported(message, format!("becket detach {name}; {longer}; {again} it again")));
     }
     let how = OpenOptions {
         read_only: true,
@@ -140,7 +140,7 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
     let opened = attach::open(store, &info.spec.image, &how)?;
     if opened.identity != device.image {
         let message = format!("{} is not the image of {} any more", info.spec.image.display(), info.name);
-        return Err(unsupported(message, format!("becket detach {}, and attach it again", info.name)));
+        return Err(unsupported(message, info.again("")));
     }
     let longest = opened.map.len();
     if opened.nested && limit > longest {
@@ -154,8 +154,9 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
             return Err(unsupported(message, format!("--size-limit {longest} is the longest")));
         }
         let hint = format!(
-            "to make a qcow2 longer: becket detach {}; qemu-img resize {image} SIZE; becket attach {image}",
-            info.name
+            "to make a qcow2 longer: becket detach {}; qemu-img resize {image} SIZE; {}",
+            info.name,
+            info.made("", &info.spec.image)
         );
         return Err(unsupported(format!("the disk in {image} is {longest} bytes long"), hint));
     }

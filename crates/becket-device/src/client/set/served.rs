@@ -31,6 +31,15 @@ pub(super) fn set(
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
     if let Some(opened) = opened.as_ref().filter(|_| held) {
+        let users = shape::of(info.transport).users;
+        // What clients read cannot be compared.
+        if !shape::has_disk(info.transport) {
+            return Err(Error::Failed {
+                kind: ErrorKind::Busy,
+                message: format!("{} is in use: {}, and would see another image", info.name, users.some),
+                hint: Some(users.end.to_owned()),
+            });
+        }
         if !info.spec.read_only {
             return Err(Error::Failed {
                 kind: ErrorKind::Busy,
@@ -38,17 +47,7 @@ pub(super) fn set(
                     "{} is in use, and what is written to it could be lost",
                     info.device.display()
                 ),
-                hint: Some("unmount it first, or make it read-only: becket set --read-only on".to_owned()),
-            });
-        }
-        if !shape::has_disk(info.transport) {
-            return Err(Error::Failed {
-                kind: ErrorKind::Busy,
-                message: format!(
-                    "{} is in use: clients are connected, and would see another image",
-                    info.name
-                ),
-                hint: Some("have them disconnect first; `becket list` shows how many there are".to_owned()),
+                hint: Some(format!("{}, or make it read-only: becket set --read-only on", users.end)),
             });
         }
         compare::equal(info, opened, progress)?;
@@ -102,14 +101,14 @@ impl Live<'_> {
             return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the overlay of {}, {}, is open for reading only", info.name, cow.display()),
-                hint: Some(format!("becket detach {}, and attach it again", info.name)),
+                hint: Some(info.again("")),
             });
         }
         if let Some(url) = &info.spec.url {
             return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the bytes of {} come into becket's store, which is only read", info.name),
-                hint: Some(format!("becket detach {}; becket attach --cow FILE {url}", info.name)),
+                hint: Some(info.anew("--cow FILE ", url)),
             });
         }
         let opened =

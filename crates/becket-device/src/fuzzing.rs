@@ -9,7 +9,7 @@ use becket_engine::Summary;
 use rustix::fs::MemfdFlags;
 use serde_json::from_slice;
 
-use crate::contract::messages::{Attach, Detach, Foresee, Refresh, ServerStatus, Set, Stat};
+use crate::contract::messages::{Attach, Detach, Foresee, Reach, Refresh, ServerStatus, Set, Stat};
 use crate::contract::protocol::{Order, Report};
 use crate::contract::versions::Speech;
 use crate::contract::{DeviceInfo, Error, sealed, table};
@@ -86,6 +86,9 @@ impl Service for Nobody {
         Vec::new()
     }
     fn refresh(&self, _: &Refresh) -> Result<DeviceInfo, Error> {
+        Err(nothing())
+    }
+    fn reach(&self, _: &Reach) -> Result<(), Error> {
         Err(nothing())
     }
     fn set(&self, _: Set, _: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {

@@ -6,6 +6,7 @@ mod common;
 
 use std::{
     fs::File,
+    io::{BufRead as _, BufReader},
     os::unix::fs::FileExt as _,
     process::{Command, Stdio},
     thread,
@@ -183,6 +184,56 @@ fn fuse_a_refresh_says_at_once_that_the_server_is_away() {
     server.again();
     assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
     place.ok(["refresh", "disk"]);
+    place.ok(["detach", "--all"]);
+}
+
+/// Else it would write back what programs have written, in a thread of its own that nothing can end.
+#[test]
+fn fuse_a_change_that_needs_the_server_says_at_once_that_it_is_away() {
+    let name = "nbd_away::fuse_a_change_that_needs_the_server_says_at_once_that_it_is_away";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let mut server = Server::nbdkit(&ext4(&place), &[]);
+    let disk = attach(&place, &[&server.uri(""), "--name", "disk"]);
+    let set = |words: &[&str]| {
+        let mut set = place.becket();
+        set.args([&["set", "disk"], words].concat()).stdout(Stdio::null()).stderr(Stdio::piped());
+        set.spawn().unwrap()
+    };
+    // In the page cache of the disk.
+    let user = File::options().write(true).open(&disk).unwrap();
+    user.write_all_at(&[7; 4096], 1 << 20).unwrap();
+    server.die();
+    let mut freeze = set(&["--read-only", "on"]);
+    let ended = wait_until(Duration::from_secs(10), || freeze.try_wait().unwrap().is_some());
+    if !ended {
+        server.again();
+    }
+    let ran = freeze.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ended && ran.status.code() == Some(1), "{said}");
+    assert!(said.contains("does not answer") && said.contains("refused"), "{said}");
+    assert_eq!(only(&place)["read_only"], false);
+    // What needs no server is done.
+    let mut other = set(&["--direct-io", "auto"]);
+    assert!(wait_until(Duration::from_secs(10), || other.try_wait().unwrap().is_some()));
+    assert_eq!(other.wait().unwrap().code(), Some(0));
+    server.again();
+    assert!(wait_until(Duration::from_secs(20), || place.run(["set", "disk", "--read-only", "on"]).code == 0));
+    drop(user);
+    place.ok(["detach", "disk"]);
+
+    // One that only says nothing is waited for, and a person hears why.
+    attach(&place, &[&server.uri(""), "--name", "disk"]);
+    server.signal("STOP");
+    let mut freeze = set(&["--read-only", "on"]);
+    let mut heard = BufReader::new(freeze.stderr.take().unwrap()).lines();
+    let said = heard.next().unwrap().unwrap();
+    server.signal("CONT");
+    assert!(said.contains("disk: waits for"), "{said}");
+    assert_eq!(freeze.wait().unwrap().code(), Some(0));
     place.ok(["detach", "--all"]);
 }
 

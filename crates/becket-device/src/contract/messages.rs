@@ -131,6 +131,12 @@ pub(crate) struct Refresh {
     pub(crate) partitions: Option<Vec<TableEntry>>,
 }
 
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Reach {
+    pub(crate) name: String,
+}
+
 /// Live changes; what is not given stays.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -355,6 +361,8 @@ mod tests {
         assert_eq!(outputs("Foresee"), keys(&Nothing {}));
         assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false, force: Some(true) }));
         assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new(), partitions: Some(Vec::new()) }));
+        assert_eq!(inputs("Reach"), keys(&Reach { name: String::new() }));
+        assert_eq!(outputs("Reach"), keys(&Nothing {}));
         assert_eq!(inputs("Set"), keys(&Set::default()));
         assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
         assert_eq!(outputs("Stat"), keys(&Counted { stats: Summary::default() }));

@@ -17,8 +17,8 @@ use super::answers::{self, Answer, NotDone, with};
 use super::socket::{Socket, no_longer};
 use crate::contract::event::{Batch, Wanted};
 use crate::contract::messages::{
-    Attach, Counted, DESCRIPTION, Detach, Devices, Foresee, INTERFACE, Nothing, OneDevice, Pulse, Refresh, Set,
-    Stat,
+    Attach, Counted, DESCRIPTION, Detach, Devices, Foresee, INTERFACE, Nothing, OneDevice, Pulse, Reach,
+    Refresh, Set, Stat,
 };
 use crate::contract::varlink::{Call, Refusal, Reply};
 use crate::contract::{DeviceInfo, Error, ErrorKind, ServerStatus};
@@ -36,6 +36,7 @@ pub(crate) trait Service: Sync {
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error>;
     fn list(&self) -> Vec<DeviceInfo>;
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error>;
+    fn reach(&self, request: &Reach) -> Result<(), Error>;
     fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error>;
     fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
@@ -166,6 +167,10 @@ fn answer(service: &dyn Service, call: &Call<Box<RawValue>>, fds: Vec<OwnedFd>) 
         (INTERFACE, "Detach") => with_device(parameters, |request: Detach| service.detach(&request)),
         (INTERFACE, "List") => with(parameters, |_: Nothing| Ok(Devices { devices: service.list() })),
         (INTERFACE, "Refresh") => with_device(parameters, |request: Refresh| service.refresh(&request)),
+        (INTERFACE, "Reach") => with(parameters, |request: Reach| {
+            service.reach(&request)?;
+            Ok(Nothing {})
+        }),
         (INTERFACE, "Set") => with_device(parameters, |request: Set| service.set(request, fds)),
         (INTERFACE, "Stat") => {
             with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::change::Length;
 use super::devices::Supervisor;
 use super::exports::Part;
-use super::links::{CLIENTS, Change, Connector, OnChange};
+use super::links::{CLIENTS, Change, Connector, Line, OnChange};
 use super::owned::Owned;
 use crate::contract::portion::Portion;
 use crate::contract::spec::Spec;
@@ -78,10 +78,7 @@ impl Supervisor {
 
     /// How long the image of a device is now: its file is measured, its server is asked.
     pub(super) fn length_now(&self, name: &str) -> Result<Length, Error> {
-        let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
-        // Not under the lock: what is heard meanwhile takes it.
-        let line = lock(&owned.state).connector.as_ref().map(Connector::line);
-        match line.and_then(|line| line.look()) {
+        match self.line_of(name)?.and_then(|line| line.look()) {
             None => Ok(Length::Measured),
             Some(Ok(size)) => Ok(Length::Served(size)),
             Some(Err(why)) => Err(Error::Failed {
@@ -94,6 +91,25 @@ impl Supervisor {
                 ),
             }),
         }
+    }
+
+    /// Whether the server of a device's image answers now.
+    pub(super) fn answers(&self, name: &str) -> Result<(), Error> {
+        let reached = self.line_of(name)?.map_or(Ok(()), |line| line.reach());
+        reached.map_err(|why| Error::Failed {
+            kind: ErrorKind::Timeout,
+            message: format!(
+                "the server of its image does not answer, and what was written to {name} must reach it first: {why}"
+            ),
+            hint: Some(format!("try again once it answers; becket detach {name} does not wait for it")),
+        })
+    }
+
+    /// What speaks with the process that reaches the server of a device's image. It is not asked under the
+    /// lock: what is heard meanwhile takes that.
+    fn line_of(&self, name: &str) -> Result<Option<Arc<Line>>, Error> {
+        let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
+        Ok(lock(&owned.state).connector.as_ref().map(Connector::line))
     }
 
     /// Notes whether the server of a device's image is away.

@@ -116,33 +116,6 @@ impl Supervisor {
         self.guard.inherit(kept);
     }
 
-    /// Writes the records of all devices again, and makes the workers listen again, after the runtime
-    /// directory was removed.
-    pub(super) fn reappear(&self) {
-        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
-        let mut announced = Vec::new();
-        for owned in devices {
-            let state = lock(&owned.state);
-            if state.gone {
-                continue;
-            }
-            if let Err(error) = self.store.enter(&state.device, |_| false) {
-                warn!(device = state.name(), "{error}");
-            }
-            let worker = state.worker.id();
-            if announced.contains(&worker) {
-                continue;
-            }
-            announced.push(worker);
-            match state.worker.announce() {
-                // It is there still: the directory was not removed as a whole.
-                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-                Err(error) => warn!("worker {}: {error}", worker.pid),
-                Ok(()) => {}
-            }
-        }
-    }
-
     /// How many devices it owns.
     pub(crate) fn owns(&self) -> usize {
         lock(&self.devices).len()

@@ -452,10 +452,7 @@ impl Line {
             return None;
         }
         if self.is_helped() {
-            return match &*lock(&self.trouble) {
-                Some(Change::Reconnecting(why)) => Some(Err(why.clone())),
-                _ => None,
-            };
+            return self.is_away().map(Err);
         }
         let (looked, answer) = mpsc::channel();
         {
@@ -472,6 +469,23 @@ impl Line {
                 RecvTimeoutError::Disconnected => "what connects to it has ended".to_owned(),
             })
         }))
+    }
+
+    /// Whether the server answers now, as far as it can be asked.
+    ///
+    /// # Errors
+    /// It does not, and why.
+    pub(super) fn reach(&self) -> Result<(), String> {
+        self.is_away().map_or(Ok(()), Err)?;
+        self.look().map_or(Ok(()), |looked| looked.map(drop))
+    }
+
+    /// Why the server is away, if that is known.
+    fn is_away(&self) -> Option<String> {
+        match &*lock(&self.trouble) {
+            Some(Change::Reconnecting(why) | Change::Waiting(why)) => Some(why.clone()),
+            _ => None,
+        }
     }
 
     /// Keeps in mind what keeps bytes from coming.

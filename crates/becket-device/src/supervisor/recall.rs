@@ -32,6 +32,33 @@ use crate::system::sync::lock;
 const UNKNOWN: &str = "(unknown)";
 
 impl Supervisor {
+    /// Writes the records of all devices again, and makes the workers listen again, after the runtime
+    /// directory was removed.
+    pub(super) fn reappear(&self) {
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        let mut announced = Vec::new();
+        for owned in devices {
+            let state = lock(&owned.state);
+            if state.gone {
+                continue;
+            }
+            if let Err(error) = self.store.enter(&state.device, |_| false) {
+                warn!(device = state.name(), "{error}");
+            }
+            let worker = state.worker.id();
+            if announced.contains(&worker) {
+                continue;
+            }
+            announced.push(worker);
+            match state.worker.announce() {
+                // It is there still: the directory was not removed as a whole.
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+                Err(error) => warn!("worker {}: {error}", worker.pid),
+                Ok(()) => {}
+            }
+        }
+    }
+
     /// Gives a record to each device without one that we own or that has no server any more. `at_first`: no
     /// device is being made, so what has no disk either is left over and is removed.
     pub(super) fn recall(&self, at_first: bool) {

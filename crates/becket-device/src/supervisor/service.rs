@@ -15,7 +15,9 @@ use super::make::Made;
 use super::manager;
 use super::owned::Owned;
 use super::workers::Worker;
-use crate::contract::messages::{Attach, Count, Detach, Foresee, Pulse, Refresh, ServerStatus, Set, Stat};
+use crate::contract::messages::{
+    Attach, Count, Detach, Foresee, Pulse, Reach, Refresh, ServerStatus, Set, Stat,
+};
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::control::health;
 use crate::control::server::Service;
@@ -107,6 +109,10 @@ impl Service for Supervisor {
             Some(_) => None,
         };
         self.change(&request.name, |_| Ok(Wish { length, partitions, ..Wish::default() }))
+    }
+
+    fn reach(&self, request: &Reach) -> Result<(), Error> {
+        self.answers(&request.name)
     }
 
     fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {

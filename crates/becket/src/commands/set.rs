@@ -9,7 +9,15 @@ use crate::{
     ui::Ui,
 };
 use becket_device::{Changed, ChangedDevice, Changes, How};
+use std::{
+    ffi::OsStr,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
+/// How long a change may take until it is said what it waits for.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes that are one step of the progress shown: it counts in `usize`.
 const STEP: u64 = 1 << 20;
 
@@ -38,17 +46,43 @@ pub(crate) fn run(ui: &Ui, args: &args::Set) -> Result<u8, Failure> {
         ui,
         "change",
         &args.targets,
-        |target| change(target, &changes),
+        |target| change(ui, target, &changes),
         |changed, _| show(ui, changed),
     )
 }
 
-/// Comparing images may take long: a terminal is shown how far it is.
-fn change(target: &std::ffi::OsString, changes: &Changes) -> Result<ChangedDevice, becket_device::Error> {
+/// Says what a change waits for that takes long.
+fn change(ui: &Ui, target: &OsStr, changes: &Changes) -> Result<ChangedDevice, becket_device::Error> {
+    let (goes_on, heard) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if heard.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let name = target.display();
+                ui.note(format!(
+                    "{name}: waits for requests under way to end, and for what was written to reach the image"
+                ));
+            }
+        });
+        compared(target, changes, move || {
+            // It may have said it already.
+            let _ = goes_on.send(());
+        })
+    })
+}
+
+/// Comparing images may take long: a terminal is shown how far it is. `goes_on` is called then.
+fn compared(
+    target: &OsStr,
+    changes: &Changes,
+    goes_on: impl Fn(),
+) -> Result<ChangedDevice, becket_device::Error> {
     let mut shown: Option<(Progress, u64)> = None;
     let mut compared = |done: u64, all: u64| {
         let steps = |bytes: u64| usize::try_from(bytes.div_ceil(STEP)).unwrap_or(usize::MAX);
-        let (progress, reported) = shown.get_or_insert_with(|| (Progress::new(steps(all)), 0));
+        let (progress, reported) = shown.get_or_insert_with(|| {
+            goes_on();
+            (Progress::new(steps(all)), 0)
+        });
         while *reported < done / STEP {
             *reported += 1;
             progress.step();

@@ -7,9 +7,9 @@ use becket_transport::node;
 use super::changes::{Changes, open};
 use super::compare::{self, Progress};
 use super::guard::{self, Caches, Use};
-use crate::contract::messages::{NewImage, OneDevice, Set};
+use crate::contract::messages::{NewImage, Nothing, OneDevice, Reach, Set};
 use crate::contract::spec::facts_of;
-use crate::contract::{DeviceInfo, Error, ErrorKind, shape};
+use crate::contract::{DeviceInfo, Error, ErrorKind, Spec, shape};
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::device::Device;
@@ -28,6 +28,9 @@ pub(super) fn set(
     let block = u64::from(info.spec.block_size.max(1));
     let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX)) / block * block;
     let freezes = changes.read_only == Some(true) && !info.spec.read_only;
+    if freezes || opened.is_some() {
+        reach(store, info)?;
+    }
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
     if let Some(opened) = opened.as_ref().filter(|_| held) {
@@ -70,6 +73,21 @@ pub(super) fn set(
             let _ = node::set_read_only(&disk_of(info), false);
         }
     })
+}
+
+/// Sees to it that what programs have written to a device can be written back. The thread that does that
+/// would wait in the kernel for the server of the image, and keep this process from ending.
+fn reach(store: &Store, info: &DeviceInfo) -> Result<(), Error> {
+    let Spec { image, url, backing_url, .. } = &info.spec;
+    if !becket_image::is_remote(image) && url.is_none() && backing_url.is_none() {
+        return Ok(());
+    }
+    let request = Reach { name: info.name.clone() };
+    match client::call_running::<_, Nothing>(store.runtime(), "Reach", &request, Concerns::Server) {
+        Err(error) if error.kind() == ErrorKind::Timeout => Err(error),
+        // An older server does not know the question.
+        _ => Ok(()),
+    }
 }
 
 /// A device that may be changed now.

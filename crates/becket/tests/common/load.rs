@@ -2,7 +2,6 @@
 //! Writes that were acknowledged are in its model, flushed or not; it never looks at anything but the device.
 
 use std::{
-    fs::File,
     os::unix::fs::FileExt as _,
     path::Path,
     sync::{

@@ -1,6 +1,6 @@
 //! Connectors and fetchers, as the supervisor sees them: one connector for each device whose image is on an
-//! NBD server, one fetcher for all devices of a store file that were attached alike. One that dies is replaced.
-//! The supervisor connects to nothing itself, and reads no byte of a server's.
+//! NBD server, one fetcher for all devices of a store file that were attached alike. One that dies is
+//! replaced. The supervisor connects to nothing itself, and reads no byte of a server's.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -243,8 +243,8 @@ impl Fetchers {
         all
     }
 
-    /// Joins the fetcher of a store file that was asked for the same, or starts one. A device that is new uses
-    /// the table of the others.
+    /// Joins the fetcher of a store file that was asked for the same, or starts one. A device that is new
+    /// uses the table of the others.
     fn fill(
         &self,
         spec: &Spec,

@@ -84,8 +84,12 @@ impl Agents {
 
     /// Whether what answers for a URL may be a proxy: it sees each request for plain http.
     pub(crate) fn is_forwarded(&self, url: &str) -> bool {
-        let server = Parts::of(url);
-        !server.is_secure() && self.proxies.way(server).is_some()
+        !Parts::of(url).is_secure() && self.has_proxy(url)
+    }
+
+    /// Whether a proxy is the way to the server of a URL.
+    pub(crate) fn has_proxy(&self, url: &str) -> bool {
+        self.proxies.way(Parts::of(url)).is_some()
     }
 }
 

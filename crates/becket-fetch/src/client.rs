@@ -47,7 +47,8 @@ const LEAST: Duration = Duration::from_millis(100);
 const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
 
 /// A proxy that is not asked.
-const NO_PROXY: &str = "its proxy is none that becket can use: write http://HOST:PORT into the variable";
+const NO_PROXY: &str =
+    "its proxy is none that becket can use: write http://HOST:PORT into $http_proxy or $https_proxy";
 
 /// What helps where nobody knows who has signed a certificate.
 const AUTHORITY: &str =
@@ -179,7 +180,7 @@ impl Client {
             }
             let mut body = Vec::new();
             let read = self.steady(&mut answer).take(SHORT_MAX + 1).read_to_end(&mut body);
-            read.map_err(|error| Trouble::Again(error.to_string(), None))?;
+            read.map_err(|error| Trouble::Again(broken(&error), None))?;
             if body.len() as u64 > SHORT_MAX {
                 return Err(self.refused("the server answers with too much".to_owned(), None).into());
             }
@@ -344,6 +345,11 @@ impl Client {
             let unknown = matches!(why, InvalidCertificate(UnknownIssuer));
             Trouble::Fatal(self.refused(format!("TLS: {why}"), unknown.then_some(AUTHORITY)))
         };
+        let by_proxy = self.agents.has_proxy(&self.url);
+        let again = |why: String| match by_proxy {
+            true => Trouble::Again(format!("{why} (by the proxy that the environment names)"), None),
+            false => Trouble::Again(why, None),
+        };
         match &error {
             ureq::Error::ConnectProxyFailed(why) if why.contains("responded 407") => {
                 refused(NO_PASSWORD.to_owned())
@@ -353,13 +359,13 @@ impl Client {
             }
             ureq::Error::Io(io) => match io.get_ref().and_then(|inner| inner.downcast_ref()) {
                 Some(why) => tls(why),
-                None => Trouble::Again(io.to_string(), None),
+                None => again(plainly(&error)),
             },
             ureq::Error::Timeout(_)
             | ureq::Error::HostNotFound
             | ureq::Error::ConnectionFailed
             | ureq::Error::ConnectProxyFailed(_)
-            | ureq::Error::BodyStalled => Trouble::Again(error.to_string(), None),
+            | ureq::Error::BodyStalled => again(plainly(&error)),
             ureq::Error::Rustls(why) => tls(why),
             ureq::Error::InvalidProxyUrl => refused(NO_PROXY.to_owned()),
             ureq::Error::LargeResponseHeader(..) => {
@@ -486,7 +492,7 @@ impl Client {
                     left = left.saturating_sub(count as u64);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Trouble::Again(error.to_string(), None)),
+                Err(error) => return Err(Trouble::Again(broken(&error), None)),
             }
         }
         // The end must be seen before the connection is used again.
@@ -521,4 +527,27 @@ impl Client {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why there was no answer, in words.
+fn plainly(error: &ureq::Error) -> String {
+    let why = match error {
+        ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => "it is not reached in time",
+        ureq::Error::Timeout(_) => "it does not answer in time",
+        ureq::Error::HostNotFound => "nobody knows its name",
+        ureq::Error::ConnectionFailed => "it takes no connection",
+        ureq::Error::BodyStalled => "its answer stands still",
+        ureq::Error::Io(error) => return broken(error),
+        error => return error.to_string(),
+    };
+    why.to_owned()
+}
+
+/// Why a connection broke.
+fn broken(error: &io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<ureq::Error>()) {
+        Some(error @ (ureq::Error::Timeout(_) | ureq::Error::BodyStalled)) => plainly(error),
+        _ if error.kind() == io::ErrorKind::UnexpectedEof => "it ended the connection".to_owned(),
+        _ => error.to_string(),
+    }
 }

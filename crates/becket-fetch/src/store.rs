@@ -219,7 +219,7 @@ impl Store {
         }
         let dir = self.dir.join(meta.id());
         for _ in 0..LOOKS {
-            match self.look(&dir, meta) {
+            match self.take(&dir, meta) {
                 Ok(Some(held)) => {
                     if !meta.is_unpacked() {
                         latest::note(&self.dir, &meta.url, &meta.id());
@@ -252,6 +252,17 @@ impl Store {
             && table().is_ok_and(|table| table.get(0).is_some())
     }
 
+    /// The same as [`Store::look`], for who uses the object.
+    pub(crate) fn take(&self, dir: &Path, meta: &Meta) -> io::Result<Option<Held>> {
+        let held = self.look(dir, meta)?;
+        if held.is_some() {
+            let now = SystemTime::now();
+            // Only the order of removal depends on it.
+            let _ = File::open(dir.join("meta.json")).and_then(|file| file.set_modified(now));
+        }
+        Ok(held)
+    }
+
     /// Opens an object and locks it against removal; `None` if its files are not those of `meta`.
     pub(crate) fn look(&self, dir: &Path, meta: &Meta) -> io::Result<Option<Held>> {
         let Some(found) = read_meta(dir)? else { return Ok(None) };
@@ -272,9 +283,6 @@ impl Store {
         if data.metadata()?.len() != meta.size || table.metadata()?.len() < meta.table_len() {
             return Ok(None);
         }
-        let now = SystemTime::now();
-        // Only the order of removal depends on it.
-        let _ = File::open(dir.join("meta.json")).and_then(|file| file.set_modified(now));
         let _temporary = self.temporary.clone();
         Ok(Some(Held { meta: found, path, data, table: Table::new(table)?, _temporary }))
     }
@@ -368,6 +376,7 @@ impl Store {
                 Err(error) => return Err(Error::store(entry.dir, "it cannot be removed")(error)),
             }
         }
+        self.sweep();
         Ok(dropped)
     }
 

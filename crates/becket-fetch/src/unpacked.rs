@@ -3,7 +3,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -46,7 +46,7 @@ impl Store {
         let failed = |what| Error::store(dir, what);
         let found = read_meta(dir).ok().flatten().filter(|meta| meta.url == url && meta.version == *version);
         let Some(meta) = found else { return Ok(Unpacked::Nothing) };
-        let held = match self.look(dir, &meta) {
+        let held = match self.take(dir, &meta) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             held => held.map_err(failed("it cannot be opened"))?,
         };
@@ -92,7 +92,7 @@ impl Store {
             let (url, name) = (url.to_owned(), name.to_owned());
             let meta = Meta { url, version: version.clone(), size, chunk, name };
             self.make_of(&dir, &meta, &part, &sums)?;
-            self.look(&dir, &meta)
+            self.take(&dir, &meta)
                 .map_err(failed("it cannot be opened"))?
                 .ok_or_else(|| failed("it is not what was written")(io::ErrorKind::InvalidData.into()))
         });
@@ -106,19 +106,30 @@ impl Store {
     /// The lock of the one process that decodes an object.
     fn lock_part(&self, id: &str, how: FlockOperation) -> io::Result<File> {
         let path = self.dir.join(format!("{PART_LOCK}{id}"));
-        let lock = File::options().create(true).write(true).truncate(false).mode(0o600).open(path)?;
-        rustix::fs::flock(&lock, how)?;
-        Ok(lock)
+        loop {
+            let lock = File::options().create(true).write(true).truncate(false).mode(0o600).open(&path)?;
+            rustix::fs::flock(&lock, how)?;
+            // It may have been removed before the lock was there.
+            let (ours, theirs) = (lock.metadata()?, fs::metadata(&path));
+            if theirs.is_ok_and(|theirs| (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino())) {
+                return Ok(lock);
+            }
+        }
     }
 
-    /// Removes what processes have left that died while they decoded.
-    fn sweep(&self) {
+    /// Removes what processes have left that decode no more: their locks, and parts of files.
+    pub(crate) fn sweep(&self) {
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let Some(id) = name.to_str().and_then(|name| name.strip_prefix(PART)) else { continue };
-            if self.lock_part(id, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                // It is tried again with the next object.
-                let _ = fs::remove_file(entry.path());
+            let id =
+                name.to_str().and_then(|name| [PART, PART_LOCK].iter().find_map(|it| name.strip_prefix(it)));
+            let Some(id) = id else { continue };
+            let lock = self.lock_part(id, FlockOperation::NonBlockingLockExclusive);
+            if lock.is_ok() {
+                // It is tried again with the next object. The lock goes last.
+                for name in [PART, PART_LOCK] {
+                    let _ = fs::remove_file(self.dir.join(format!("{name}{id}")));
+                }
             }
         }
     }

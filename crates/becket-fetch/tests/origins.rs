@@ -323,9 +323,13 @@ fn a_flipped_bit_is_fetched_again_and_a_damaged_object_is_made_anew() {
     assert_eq!(origin.sent() - sent, 1 + SMALLEST, "the first answer and the damaged chunk");
     drop(remote);
     flip(&path, 3);
+    let meta = path.parent().unwrap().parent().unwrap().join("meta.json");
+    let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    File::open(meta).unwrap().set_modified(long_ago).unwrap();
     let entry = kept.list().unwrap().remove(0);
     let verified = kept.verify(&entry, &mut |_| {}).unwrap();
     assert_eq!((verified.damaged, verified.good), (SMALLEST, bytes.len() as u64 - SMALLEST));
+    assert_eq!(kept.list().unwrap().remove(0).used, 1_000_000, "that is no use");
     // Every other file of it.
     let dir = path.parent().unwrap().parent().unwrap().to_owned();
     let damages: [fn(&Path, &Path); 4] = [

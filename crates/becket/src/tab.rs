@@ -47,14 +47,10 @@ pub(crate) struct Wrong {
     pub(crate) why: String,
 }
 
-/// The text of a table; nothing when there is none.
+/// The text of a table.
 pub(crate) fn text(table: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    match File::open(table) {
-        Ok(file) => file.take(LONGEST + 1).read_to_end(&mut text)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-        Err(error) => return Err(error),
-    };
+    File::open(table)?.take(LONGEST + 1).read_to_end(&mut text)?;
     if text.len() as u64 > LONGEST {
         return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
     }
@@ -337,10 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_not_there_is_empty_and_one_too_long_is_refused() {
+    fn a_table_that_is_not_there_or_is_too_long_is_refused() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("tab");
-        assert!(text(&path).unwrap().is_empty());
+        assert_eq!(text(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
         File::create(&path).unwrap().set_len(LONGEST + 1).unwrap();
         assert!(text(&path).unwrap_err().to_string().contains("longer than"));
     }

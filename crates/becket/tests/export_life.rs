@@ -55,7 +55,9 @@ fn a_line_of_the_table_is_an_export() {
     drop(client);
 
     // A line cannot do what the command could not.
-    for (name, why) in [("open", "tab line 3: cannot listen at"), ("taken", "is the address of line 1 already")] {
+    for (name, why) in
+        [("open", "tab line 3: cannot listen at"), ("taken", "is the address of line 1 already")]
+    {
         let ran = place.run(["attach", &tab, name]);
         assert!(ran.code == 1 && ran.err.contains(why), "{ran:?}");
     }

@@ -82,7 +82,12 @@ fn a_store_without_any_room_is_no_reason_to_stop_but_for_what_is_to_stay_there()
     drop(full);
     let got = command(&place, &["cat", "--store", store, &url]).output().unwrap();
     let again = run(&place, &["store", "prefetch", "--store", store, &url]);
+    // Of what memory keeps nothing stays for later.
+    let kept = ["--fill", "--record"].map(|option| run(&place, &["attach", option, "--store", store, &url]));
     becket_testkit::umount(&small);
+    for ran in kept {
+        assert!(ran.code == 1 && ran.err.contains("the store has no room for all of it"), "{ran:?}");
+    }
     assert!(prefetched.code == 1 && prefetched.out.is_empty(), "{prefetched:?}");
     let stored = list["objects"][0]["stored"].as_u64().unwrap();
     assert!((4 << 20..8 << 20).contains(&stored), "{list:#}");

@@ -251,6 +251,32 @@ fn fuse_a_server_that_went_away_meanwhile_is_an_error() {
 }
 
 #[test]
+fn fuse_nothing_stays_of_a_device_over_tls_that_is_detached() {
+    let name = "nbd_tls::fuse_nothing_stays_of_a_device_over_tls_that_is_detached";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "certtool"]) {
+        return;
+    }
+    let place = scratch();
+    let (image, pki, known, _) = prepared(&place);
+    let server = nbdkit(&image, &pki, &["--tls-verify-peer"]);
+    // It keeps becket's server.
+    let other = place.path("other.img");
+    fs::File::create(&other).unwrap().set_len(1 << 20).unwrap();
+    attach(&place, &[other.to_str().unwrap()]);
+    let supervisor = u32::try_from(only(&place)["server_pid"].as_u64().unwrap()).unwrap();
+    for _ in 0..3 {
+        let disk = attach(&place, &[&uri(&server, "", &known)]);
+        open(&disk).read_exact_at(&mut Block::of(0).0, 0).unwrap();
+        assert_eq!(helpers(supervisor, "connector").len(), 1);
+        place.ok(["detach", disk.to_str().unwrap()]);
+        assert!(wait_until(Duration::from_secs(10), || helpers(supervisor, "connector").is_empty()));
+    }
+    place.ok(["detach", "--all"]);
+    let ended = || !Path::new(&format!("/proc/{supervisor}")).exists();
+    assert!(wait_until(Duration::from_secs(20), ended), "becket's server stays");
+}
+
+#[test]
 fn fuse_a_device_over_tls_outlives_what_serves_it() {
     let name = "nbd_tls::fuse_a_device_over_tls_outlives_what_serves_it";
     if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "certtool"]) {

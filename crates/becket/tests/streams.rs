@@ -252,6 +252,10 @@ fn two_processes_that_want_the_same_stream_decode_it_once() {
     pack(&place, &plain, "gzip");
     ok(&place, &["ls", "d.img.gz"]);
     assert!(!layout.join(".part-0123").exists());
+    ok(&place, &["store", "drop", "--all"]);
+    let names = fs::read_dir(&layout).unwrap().map(|entry| entry.unwrap().file_name());
+    let locks: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(".lock-")).collect();
+    assert!(locks.is_empty(), "{locks:?}");
 }
 
 /// The store has nothing of them before the first command, and all of them afterwards: both see the same.

@@ -265,9 +265,27 @@ fn with_port(place: &str) -> (String, u16) {
     }
 }
 
+/// Why a text is no `HOST[:PORT]`.
+fn unsound(place: &str) -> Option<&'static str> {
+    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let (host, port) = match place.rsplit_once(':') {
+        Some((host, port)) if is_number(port) => (host, port),
+        _ => (place, "0"),
+    };
+    match port.parse::<u16>() {
+        _ if host.is_empty() => Some("it names no host"),
+        Err(_) => Some("a port is 65535 at most"),
+        Ok(_) => None,
+    }
+}
+
 /// Listens at `HOST[:PORT]`; port 0 is one that is free.
 fn tcp(place: &str) -> Result<Listening, Error> {
     let address = format!("tcp:{place}");
+    if let Some(why) = unsound(place) {
+        let hint = "for example tcp:127.0.0.1:10809";
+        return Err(wrong(&format!("cannot listen at {address}: {why}"), Some(hint)));
+    }
     let failed = |error: io::Error| Error::io("listen at", address.as_ref())(error);
     let (named, _) = with_port(place);
     let found: Vec<SocketAddr> = named.to_socket_addrs().map_err(failed)?.collect();
@@ -388,6 +406,22 @@ mod tests {
         let (_, text) = refused(&address, &DoorOptions::default());
         assert!(text.contains("not a socket"), "{text}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_not_looked_up() {
+        for (address, why) in [
+            ("tcp:", "names no host"),
+            ("tcp::0", "names no host"),
+            ("tcp:127.0.0.1:99999", "65535 at most"),
+            ("tcp:[::1]:65536", "65535 at most"),
+        ] {
+            let (kind, text) = refused(address, &DoorOptions::default());
+            assert!(kind == ErrorKind::InvalidOption && text.contains(why), "{address}: {text}");
+        }
+        for place in ["127.0.0.1", "[::1]", "h:0", "h:65535"] {
+            assert_eq!(unsound(place), None, "{place}");
+        }
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub fn publish(
     ready: impl FnOnce(&str),
     mut text: impl FnMut() -> Result<String, Error>,
 ) -> Result<(), Error> {
-    let ported = |place: &str| place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let ported = |place: &str| place.rsplit_once(':').is_some_and(|(_, port)| is_port(port));
     if address.strip_prefix("tcp:").is_some_and(|place| !ported(place)) {
         return Err(Error::Failed {
             kind: ErrorKind::InvalidOption,

@@ -125,10 +125,12 @@ impl Connector {
         self.ends(control)
     }
 
-    /// The supervisor is gone: another one may follow, with a connector of its own.
+    /// The supervisor is gone: another one may follow, with a connector of its own. None follows if the device
+    /// is detached: then nothing is left in the channel, whose end the supervisor has, and the connections end.
     fn ends(self, control: &OwnedFd) -> Vec<JoinHandle<()>> {
-        let Left { legacy, relays } = self.maker.ends(self.over || is_over(control));
-        if let Err(error) = channel::bequeath(&self.asks, legacy.as_ref()) {
+        let over = self.over || is_over(control);
+        let Left { legacy, relays } = self.maker.ends(over);
+        if !over && let Err(error) = channel::bequeath(&self.asks, legacy.as_ref()) {
             tracing::warn!("what is known of connections is lost: {error}");
         }
         relays

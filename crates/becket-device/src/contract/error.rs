@@ -316,7 +316,7 @@ impl Error {
                 "choose another --name, or detach that device first; see `becket list`"
             }
             Error::NoDevice { target } if target.starts_with("/dev/loop") => {
-                "becket detaches only what it attached: see `becket list`; for other loop devices: losetup --detach"
+                "becket knows only what it attached: see `becket list`; for other loop devices there is losetup"
             }
             Error::NoDevice { .. } => "see `becket list`",
             Error::Ambiguous { .. } => "use the name of the device; see `becket list`",

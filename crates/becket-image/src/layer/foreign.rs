@@ -59,7 +59,7 @@ const fn container(name: &'static str, what: &'static str, command: &'static str
 
 /// All formats, in the order in which they are tried.
 #[rustfmt::skip]
-static FORMATS: [Known; 34] = [
+static FORMATS: [Known; 36] = [
     known(VDI, |e| field(&e.head, 0x40) == *b"\x7f\x10\xda\xbe" && matches!(e.le32(0x44), 1 | 0x1_0000 | 0x1_0001)),
     known(VHDX, |e| e.begins(b"vhdxfile")),
     // A fixed one is the disk with a footer behind it; the footer of old versions has 511 bytes.
@@ -78,6 +78,8 @@ static FORMATS: [Known; 34] = [
         |e| e.tail.starts_with(b"koly\0\0\0\x04\0\0\x02\0")),
     disk("sparseimage", "an Apple sparse image", "hdiutil convert IN -format UDTO -o OUT",
         |e| e.begins(b"sprs\0\0\0\x03")),
+    disk("asif", "an Apple sparse image (ASIF)", "diskutil image create from --format RAW IN OUT",
+        |e| e.begins(b"shdw\0\0\0\x01\0\0\x02\0")),
     disk("bochs", "a Bochs disk", "qemu-img convert -f bochs -O raw IN OUT",
         |e| e.begins(b"Bochs Virtual HD Image\0")),
     disk("cloop", "a compressed loop image (cloop)", "qemu-img convert -f cloop -O raw IN OUT",
@@ -115,6 +117,7 @@ static FORMATS: [Known; 34] = [
     packed("tar", "a tar archive", "tar -xf IN", tar),
     packed("cpio", "a cpio archive", "cpio -id <IN", |e| e.begins(b"070701") || e.begins(b"070702")),
     packed("ar", "an ar archive", "ar x IN", |e| e.begins(b"!<arch>\n")),
+    packed("vma", "a Proxmox backup (VMA)", "vma extract IN OUT", |e| e.begins(b"VMA\0\0\0\0\x01")),
     packed("wim", "a Windows image (WIM)", "wimapply IN 1 OUT", |e| e.begins(b"MSWIM\0\0\0")),
     packed("cab", "a cabinet archive", "cabextract IN", |e| e.begins(b"MSCF\0\0\0\0") && e.le32(12) == 0),
 ];
@@ -221,6 +224,7 @@ mod tests {
             ("vmdk", 0, b"# disk DESCRIPTORFile\nversion=1\n"),
             ("dmg", LEN - 512, b"koly\0\0\0\x04\0\0\x02\0"),
             ("sparseimage", 0, b"sprs\0\0\0\x03"),
+            ("asif", 0, b"shdw\0\0\0\x01\0\0\x02\0"),
             ("bochs", 0, b"Bochs Virtual HD Image\0"),
             ("cloop", 0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0 && mount"),
             ("ewf", 0, b"EVF\x09\r\n\xff\0"),
@@ -245,6 +249,7 @@ mod tests {
             ("rar", 0, b"Rar!\x1a\x07\x01\0"),
             ("cpio", 0, b"070701"),
             ("ar", 0, b"!<arch>\n"),
+            ("vma", 0, b"VMA\0\0\0\0\x01"),
             ("wim", 0, b"MSWIM\0\0\0"),
             ("cab", 0, b"MSCF\0\0\0\0"),
         ] {

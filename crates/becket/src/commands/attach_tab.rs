@@ -71,5 +71,7 @@ mod tests {
         assert_eq!(failure.message, "/t: no line is named b");
         assert!(failure.hint.unwrap().starts_with("line 2 is wrong: it has no image"));
         assert!(choose(Path::new("/t"), text, &names(&["a", "a"]), &[]).is_err(), "one name, one device");
+        let failure = super::jobs(Path::new("/nowhere/tab"), &names(&["a"])).unwrap_err();
+        assert_eq!(failure.message, "cannot read /nowhere/tab: no such file or directory");
     }
 }

@@ -176,6 +176,8 @@ pub(super) fn for_device<'a>(
     never_stored(path, options, trace)?;
     let mut how = by(asked);
     how.record = trace.record;
+    // Memory keeps nothing for later.
+    how.must_keep = options.fill || trace.record;
     how.foreseen = trace.prefetch.as_deref().map(read_trace).transpose()?.unwrap_or_default();
     // Only a server can have readers wait for what is being decoded.
     how.whole = !becket_device::may_be_served(options);

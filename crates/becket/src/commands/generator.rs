@@ -37,6 +37,7 @@ pub(crate) fn run(args: &args::Generator) -> Result<u8, Failure> {
 fn generate(dir: &Path, table: &Path) -> Vec<String> {
     let text = match tab::text(table) {
         Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
         Err(error) => return vec![format!("cannot read {}: {error}", table.display())],
     };
     let one = |found: Result<Entry, Wrong>| {

@@ -130,7 +130,9 @@ impl Serialize for Entries {
 }
 
 fn print(ui: &Ui, long: bool, mut sections: Vec<Section>) -> Result<(), Failure> {
-    let headed = sections.len() > 2;
+    // The first one has what is in no directory that was found.
+    let plain = sections.iter().any(|section| section.path.is_empty() && !section.lines.is_empty());
+    let headed = sections.len() > 2 || plain && sections.len() > 1;
     sections.retain(|section| !headed || !section.path.is_empty() || !section.lines.is_empty());
     for section in &mut sections {
         section.lines.sort_by(|one, other| one.name.cmp(&other.name));

@@ -48,6 +48,17 @@ fn a_device_in_use_names_its_users() {
 }
 
 #[test]
+fn only_a_detach_names_the_way_to_detach_what_is_not_beckets() {
+    let place = scratch();
+    for words in [&["detach"][..], &["detach", "--dry-run"], &["stat"], &["list"], &["why"], &["refresh"]] {
+        let ran = place.run([words, &["/dev/loop99999"]].concat());
+        assert_eq!(ran.code, 1, "{words:?}: {ran:?}");
+        assert!(ran.err.contains("becket list"), "{words:?}: {ran:?}");
+        assert_eq!(ran.err.contains("losetup --detach"), words[0] == "detach", "{words:?}: {ran:?}");
+    }
+}
+
+#[test]
 fn a_mounted_device_names_its_mount() {
     let name = "detach::a_mounted_device_names_its_mount";
     if !require_device(name) || !require_tools(name, &["mke2fs", "mount"]) {

@@ -151,6 +151,14 @@ fn a_dry_detach_names_the_users() {
     assert_eq!(lazily["devices"][0]["outcome"], "detached_later", "{lazily:#}");
     assert_eq!((all.code, all.json()["devices"][0]["outcome"].clone()), (1, json!("refused")));
     assert_eq!(still, 1);
+    // Neither does it go while a program merely has it open.
+    let mut open = Command::new("sleep").arg("60").stdin(fs::File::open(&device).unwrap()).spawn().unwrap();
+    let ran = place.run(["detach", "--dry-run", "busy"]);
+    let refused = place.run(["detach", "busy"]);
+    open.kill().unwrap();
+    open.wait().unwrap();
+    assert_eq!((ran.code, refused.code), (1, 1), "{ran:?} {refused:?}");
+    assert!(ran.out.contains(&format!("would not detach {}: open by sleep", device.display())), "{ran:?}");
     let ran = place.run(["detach", "--dry-run", "busy"]);
     assert_eq!(ran.out, format!("would detach {}\n", device.display()), "{ran:?}");
     place.ok(["detach", "busy"]);

@@ -22,7 +22,7 @@ use crate::system::users;
 
 /// How long is waited for a program that merely has the device open (those that look at every new device let
 /// go in less), and for clients of an export: its worker hears a moment later that they have gone.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Detaches the device that goes by a NAME, a path under /dev, or the path of its image, and waits until
 /// it is really gone. With `lazy` a device in use is detached with its last user; its state then is
@@ -35,7 +35,8 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
     let device = match resolve(&store, target.as_ref()) {
         // The records may have been removed.
         Err(none @ Error::NoDevice { .. }) => {
-            return unrecorded::detach(store.runtime(), target.as_ref(), options)?.ok_or(none);
+            return unrecorded::detach(store.runtime(), target.as_ref(), options)?
+                .ok_or_else(|| not_ours(none, target.as_ref()));
         }
         found => found?,
     };
@@ -49,6 +50,21 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
     match kernel_drivers::of(device.info.transport) {
         Some(driver) => detach_kernel_made(&store, device, driver, options),
         None => detach_served(&store, device, options),
+    }
+}
+
+/// That becket has no such device to detach.
+pub(crate) fn not_ours(none: Error, target: &Path) -> Error {
+    if !target.as_os_str().as_encoded_bytes().starts_with(b"/dev/loop") {
+        return none;
+    }
+    Error::Failed {
+        kind: none.kind(),
+        message: none.to_string(),
+        hint: Some(
+            "becket detaches only what it attached: see `becket list`; for other loop devices: losetup --detach"
+                .to_owned(),
+        ),
     }
 }
 

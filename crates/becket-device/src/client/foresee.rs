@@ -3,18 +3,19 @@
 //! It creates no device, no file and no record, and fetches of a remote image only what opening it needs.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use becket_image::{OpenOptions, Opened, SourceFacts};
 use becket_transport::Kind;
 use serde::{Deserialize, Serialize};
 
 use crate::client::attach::prepare;
-use crate::client::detach::{server_status, users_of};
+use crate::client::detach::{PATIENCE, not_ours, server_status, users_of};
 use crate::client::list::resolve;
 use crate::client::{planner, unrecorded};
 use crate::contract::messages::{Foresee, Nothing};
 use crate::contract::portion::Portion;
-use crate::contract::shape;
+use crate::contract::shape::{self, has_disk};
 use crate::contract::spec::{Spec, facts_of};
 use crate::contract::{AttachOptions, Choice, DataMode, DeviceInfo, DeviceState, Error, ErrorKind, User};
 use crate::control::client;
@@ -179,17 +180,24 @@ pub enum Outcome {
 pub fn foresee_detach(target: impl AsRef<Path>, lazy: bool) -> Result<Leaving, Error> {
     let store = Store::open(Runtime::open()?)?;
     let info = match resolve(&store, target.as_ref()) {
-        Err(none @ Error::NoDevice { .. }) => {
-            unrecorded::find(store.runtime().links(), target.as_ref()).ok_or(none)?
-        }
+        Err(none @ Error::NoDevice { .. }) => unrecorded::find(store.runtime().links(), target.as_ref())
+            .ok_or_else(|| not_ours(none, target.as_ref()))?,
         found => found?.info,
     };
-    let users = users_of(store.runtime(), &info);
-    // A program that merely has it open is waited for a moment; whether it lets go cannot be known.
-    let outcome = match users.iter().any(|user| !users::passing(user)) {
-        true if lazy => Outcome::DetachedLater,
-        true => Outcome::Refused,
-        false => Outcome::Detached,
+    // As long as the detach itself would wait for programs that merely have it open.
+    let deadline = Instant::now() + if lazy { Duration::ZERO } else { PATIENCE };
+    let users = loop {
+        let users = users_of(store.runtime(), &info);
+        let lasting = has_disk(info.transport) && !users.iter().all(users::passing);
+        if users.is_empty() || lasting || Instant::now() >= deadline {
+            break users;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let outcome = match users.is_empty() {
+        true => Outcome::Detached,
+        false if lazy => Outcome::DetachedLater,
+        false => Outcome::Refused,
     };
     Ok(Leaving { name: info.name, device: info.device, outcome, users })
 }
@@ -239,7 +247,7 @@ pub fn why(target: impl AsRef<Path>) -> Result<Why, Error> {
     let info = &device.info;
     let (mut choices, decoded, mut note) = now(&device);
     let mut faster = Vec::new();
-    if shape::has_disk(info.transport) {
+    if has_disk(info.transport) {
         let preferred = choices.iter().take_while(|choice| choice.transport != info.transport);
         faster.extend(preferred.filter_map(|choice| other_transport(info, choice)));
     } else {

@@ -315,9 +315,6 @@ impl Error {
             Error::NameInUse { .. } => {
                 "choose another --name, or detach that device first; see `becket list`"
             }
-            Error::NoDevice { target } if target.starts_with("/dev/loop") => {
-                "becket knows only what it attached: see `becket list`; for other loop devices there is losetup"
-            }
             Error::NoDevice { .. } => "see `becket list`",
             Error::Ambiguous { .. } => "use the name of the device; see `becket list`",
             Error::Busy { users, .. } if users.iter().any(|user| user.command == CLIENTS) => {

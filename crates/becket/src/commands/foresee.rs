@@ -139,8 +139,7 @@ fn leaving_sentence(leaving: &Leaving) -> String {
     let device = leaving.device.display();
     let users = leaving.users.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     match leaving.outcome {
-        Outcome::Detached if users.is_empty() => format!("would detach {device}"),
-        Outcome::Detached => format!("would detach {device} once it is closed: {users}"),
+        Outcome::Detached => format!("would detach {device}"),
         Outcome::DetachedLater => format!("would detach {device} when its last user closes it: {users}"),
         Outcome::Refused => format!("would not detach {device}: {users}"),
     }

@@ -304,6 +304,11 @@ impl Io<'_> {
         self.core.map.len()
     }
 
+    /// Whether writes are refused at present.
+    pub fn is_read_only(&self) -> bool {
+        self.core.serving.read_only
+    }
+
     /// The index in the ring's table of registered buffers that belongs to a tag.
     #[inline]
     pub fn registered_index(&self, tag: u16) -> u16 {

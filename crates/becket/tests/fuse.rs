@@ -248,10 +248,27 @@ fn fuse_gives_files_to_who_is_not_root() {
         debugfs -w -R 'write warned here' "$dir/p1" 2>said
         debugfs -R 'cat here' "$dir/p1" 2>said | cmp - warned
         e2fsck -fn "$dir/p1" >said 2>&1
+        # What it becomes is asked of becket, and of no disk of the kernel.
+        ! "$BECKET" set disk.img --size-limit 1M 2>said
+        grep -q "p1 ends at byte .* behind the new end" said
+        "$BECKET" set disk.img --read-only on
+        [[ $(stat -c %a "$file" "$dir/p1" | tr '\n' ' ') == '400 400 ' ]]
+        ! dd if=warned of="$file" conv=notrunc status=none 2>said
+        "$BECKET" set disk.img --read-only off
+        [[ $(stat -c %a "$file" "$dir/p1" | tr '\n' ' ') == '600 600 ' ]]
         # In use it stays.
         exec 7<"$dir/p1"
         ! "$BECKET" detach disk.img 2>said
+        grep -q "open by bash" said
+        ! "$BECKET" detach --dry-run disk.img >said
+        grep -q "would not detach .* open by bash" said
         exec 7<&-
+        "$BECKET" detach disk.img
+        # Opened for writing when that is wanted later.
+        file=$("$BECKET" attach -r disk.img 2>said)
+        "$BECKET" set disk.img --read-only off
+        [[ $(stat -c %a "$file") == 600 ]]
+        dd if="$file" of="$file" bs=512 count=1 conv=notrunc status=none
         "$BECKET" detach disk.img
         [[ ! -e $dir && $("$BECKET" list 2>&1) == *'nothing is attached'* ]]
         # What was written is in the image.

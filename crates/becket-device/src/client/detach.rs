@@ -121,7 +121,10 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
 
 /// Who uses a device. The clients of an export are not found below /proc.
 pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
-    if has_disk(info.transport) {
+    if info.is_file() {
+        return info.device.parent().map(users::below).unwrap_or_default();
+    }
+    if info.has_disk() {
         return users::of(&disk_of(info));
     }
     let clients = health::connections(runtime, info).unwrap_or(0);

@@ -324,6 +324,11 @@ impl DeviceInfo {
         self.unsaved = Some(why);
     }
 
+    /// It is a disk of the kernel.
+    pub(crate) fn has_disk(&self) -> bool {
+        shape::has_disk(self.transport) && !self.is_file()
+    }
+
     /// It is a file, and no block device.
     pub fn is_file(&self) -> bool {
         shape::of(self.transport).disk == Disk::OfNode && !self.device.starts_with("/dev")

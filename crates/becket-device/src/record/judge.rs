@@ -156,6 +156,7 @@ fn state_of(device: &Device, served: bool, supervised: bool) -> Verdict {
 pub(crate) fn disk_of(info: &DeviceInfo) -> String {
     match shape::of(info.transport).disk {
         Disk::Numbered(word) => format!("{word}{}", info.number),
+        Disk::OfNode if info.is_file() => no_disk(info.transport, info.number),
         // FUSE: the loop device over its file.
         Disk::OfNode => info.device.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         Disk::None => no_disk(info.transport, info.number),

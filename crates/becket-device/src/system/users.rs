@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use becket_transport::{dm, loop_, sysfs};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
@@ -54,6 +54,28 @@ fn block(dir: &Path, name: &str) -> Option<Block> {
 /// Who uses the disk of that name in sysfs (`loop3`) or a partition of it, other than this process.
 pub fn of(disk: &str) -> Vec<User> {
     look(&blocks(disk))
+}
+
+/// Who has a file below that directory open, other than this process.
+pub(crate) fn below(dir: &Path) -> Vec<User> {
+    let own = std::process::id();
+    let mut users = Vec::new();
+    for (pid, process) in all_processes().filter(|(pid, _)| *pid != own) {
+        let opens = |path: PathBuf| path.starts_with(dir) && path != dir;
+        let mut links = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        if links.any(|link| fs::read_link(link.path()).is_ok_and(opens)) {
+            users.push(User { pid, command: command(&process), how: OPEN.to_owned() });
+        }
+    }
+    users
+}
+
+/// All processes, with their directories.
+fn all_processes() -> impl Iterator<Item = (u32, PathBuf)> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|item| {
+        let pid = item.file_name().to_str()?.parse().ok()?;
+        Some((pid, item.path()))
+    })
 }
 
 /// Who has claimed the disk or a partition of it: those who do not merely have it open.
@@ -168,9 +190,7 @@ fn processes(blocks: &[Block], which: Mounts, users: &mut Vec<User>) {
             users.push(User { pid: 0, command: "mount".to_owned(), how: format!("{MOUNTED}{place}") });
         }
     }
-    for item in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = item.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let dir = item.path();
+    for (pid, dir) in all_processes() {
         if let Ok(space) = fs::metadata(dir.join("ns/mnt"))
             && !namespaces.contains(&space.ino())
             && let Ok(table) = fs::read_to_string(dir.join("mountinfo"))

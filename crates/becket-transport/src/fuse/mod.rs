@@ -45,12 +45,7 @@ pub fn serve(
 ) -> Result<Served, ServeError> {
     let (geometry, depth) = (setup.geometry.clone(), setup.depth);
     let finally = Finally::new(on_closed);
-    let tree = Tree::new(
-        partitions.into_iter(),
-        geometry.logical_block,
-        geometry.read_only,
-        geometry.discard_granularity,
-    );
+    let tree = Tree::new(partitions.into_iter(), geometry.logical_block, geometry.discard_granularity);
     let (tether, tree) = (Arc::new(tether), Arc::new(tree));
     let memory = Memory::Framed { head: HEAD, size: geometry.max_io as usize };
     let mut devices = devices.into_iter().map(Arc::new);

@@ -160,14 +160,14 @@ impl FusePort {
         if matches!(header.opcode, uapi::FUSE_FORGET | uapi::FUSE_BATCH_FORGET) {
             return self.free.push(tag);
         }
-        let length = io.length();
+        let (length, read_only) = (io.length(), io.is_read_only());
         match request_of(&header, body, &self.tree, length, self.discards) {
             Some(Ok(Wanted::Request(request))) => io.begin(tag, request),
             Some(Ok(Wanted::Nothing)) => self.finished(io, tag, Ok(0)),
             Some(Err(errno)) => self.reply(io, tag, Err(errno)),
             None => {
                 let room = io.frame(tag).get_mut(HEAD..).unwrap_or_default();
-                let answer = self.tree.answer(&header, body, length, room);
+                let answer = self.tree.answer(&header, body, (length, read_only), room);
                 self.reply(io, tag, answer);
             }
         }

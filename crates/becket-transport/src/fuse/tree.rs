@@ -29,7 +29,6 @@ pub(super) struct Range {
 pub(super) struct Tree {
     partitions: Vec<(String, Range)>,
     block: u64,
-    read_only: bool,
     discard_unit: u32,
     owner: (u32, u32),
     since: u64,
@@ -40,7 +39,6 @@ impl Tree {
     pub(super) fn new(
         partitions: impl Iterator<Item = (u32, u64, u64)>,
         block: u32,
-        read_only: bool,
         discard_unit: u32,
     ) -> Tree {
         let named = partitions
@@ -50,7 +48,6 @@ impl Tree {
         Tree {
             partitions: named.collect(),
             block: block.max(1).into(),
-            read_only,
             discard_unit: discard_unit.max(block).max(512),
             owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             since: now.map_or(0, |since| since.as_secs()),
@@ -78,7 +75,7 @@ impl Tree {
         Some(IMAGE + 1 + index as u64)
     }
 
-    fn attr(&self, node: u64, length: u64) -> Option<uapi::Attr> {
+    fn attr(&self, node: u64, length: u64, read_only: bool) -> Option<uapi::Attr> {
         let attr = uapi::Attr {
             ino: node,
             atime: self.since,
@@ -94,22 +91,22 @@ impl Tree {
             return Some(uapi::Attr { mode: libc::S_IFDIR | DIRECTORY, nlink: 2, ..attr });
         }
         let size = self.range(node, length)?.len;
-        let rights = if self.read_only { READABLE } else { WRITABLE };
+        let rights = if read_only { READABLE } else { WRITABLE };
         Some(uapi::Attr { size, blocks: size / 512, mode: libc::S_IFREG | rights, ..attr })
     }
 
     /// Answers a request that is not about the image's bytes: writes the answer and returns its length.
     ///
-    /// `body` is what came behind the header. Attributes and names expire at once, so that a changed length
-    /// is seen.
+    /// `body` is what came behind the header; the length and the rights are those of the image. Attributes
+    /// and names expire at once, so that changed ones are seen.
     pub(super) fn answer(
         &self,
         header: &uapi::InHeader,
         body: &[u8],
-        length: u64,
+        (length, read_only): (u64, bool),
         answer: &mut [u8],
     ) -> Result<usize, Errno> {
-        let attr_of = |node| self.attr(node, length).ok_or(Errno::NOENT);
+        let attr_of = |node| self.attr(node, length, read_only).ok_or(Errno::NOENT);
         match header.opcode {
             uapi::FUSE_LOOKUP if header.nodeid != uapi::FUSE_ROOT_ID => Err(Errno::NOTDIR),
             uapi::FUSE_LOOKUP => {
@@ -198,13 +195,13 @@ mod tests {
     use super::*;
 
     fn tree() -> Tree {
-        Tree::new([(1, 4096, 8192), (5, 12288, 1 << 40)].into_iter(), 512, false, 4096)
+        Tree::new([(1, 4096, 8192), (5, 12288, 1 << 40)].into_iter(), 512, 4096)
     }
 
     fn ask(tree: &Tree, opcode: u32, nodeid: u64, body: &[u8]) -> Result<Vec<u8>, Errno> {
         let header = uapi::InHeader { opcode, nodeid, ..Default::default() };
         let mut answer = vec![0; 8192];
-        let len = tree.answer(&header, body, 20 * 1024 + 100, &mut answer)?;
+        let len = tree.answer(&header, body, (20 * 1024 + 100, false), &mut answer)?;
         answer.truncate(len);
         Ok(answer)
     }
@@ -251,6 +248,16 @@ mod tests {
             }
         }
         assert_eq!(names, [".", "..", "image", "p1", "p5"]);
+    }
+
+    #[test]
+    fn rights_are_those_of_the_moment() {
+        let header = uapi::InHeader { opcode: uapi::FUSE_GETATTR, nodeid: IMAGE, ..Default::default() };
+        let mut answer = [0; 8192];
+        for (read_only, rights) in [(true, READABLE), (false, WRITABLE)] {
+            tree().answer(&header, &[], (4096, read_only), &mut answer).unwrap();
+            assert_eq!(uapi::AttrOut::read(&answer).unwrap().attr.mode & 0o777, rights);
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub(super) enum Use {
     /// It is not claimed, and cannot be while this lives.
     Free {
-        /// An export has none.
+        /// An export or a file has none.
         _claim: Option<File>,
     },
     Held,
@@ -35,7 +35,11 @@ pub(super) enum Use {
 
 impl Use {
     pub(super) fn of(info: &DeviceInfo) -> Result<Use, Error> {
-        if !shape::has_disk(info.transport) {
+        if info.is_file() {
+            // Nothing claims a file, and that a program has it open counts no more than for a disk.
+            return Ok(Use::Free { _claim: None });
+        }
+        if !info.has_disk() {
             let runtime = Runtime::existing()?;
             let clients = runtime.and_then(|runtime| health::connections(&runtime, info));
             return Ok(if clients.unwrap_or(0) > 0 { Use::Held } else { Use::Free { _claim: None } });
@@ -87,15 +91,20 @@ pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -
         let hint = format!("{end}; where what is on it was made smaller already: --force");
         return Err(busy(info, "and would become shorter", users::claims(&disk_of(info)), &hint));
     }
-    let behind = |partition: &&node::KernelPartition| partition.start + partition.len > len;
-    match node::partitions(&disk_of(info)).iter().find(behind) {
+    let partitions: Vec<(PathBuf, u64)> = match info.is_file() {
+        true => info.partitions.iter().map(|part| (part.device.clone(), part.start + part.size)).collect(),
+        false => {
+            let all = node::partitions(&disk_of(info)).into_iter();
+            all.map(|part| (part.node, part.start + part.len)).collect()
+        }
+    };
+    match partitions.iter().find(|(_, end)| *end > len) {
         None => Ok(()),
-        Some(partition) => Err(Error::Failed {
+        Some((node, end)) => Err(Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: format!(
-                "{} ends at byte {}, behind the new end of {} at {len}",
-                partition.node.display(),
-                partition.start + partition.len,
+                "{} ends at byte {end}, behind the new end of {} at {len}",
+                node.display(),
                 info.name
             ),
             hint: Some("make the partition smaller or remove it first, or insist with --force".to_owned()),
@@ -129,9 +138,9 @@ fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: 
 
 /// The disk and its partitions, each of which has a page cache of its own.
 fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
-    let blocks = if shape::has_disk(info.transport) { users::blocks(&disk_of(info)) } else { Vec::new() };
+    let blocks = if info.has_disk() { users::blocks(&disk_of(info)) } else { Vec::new() };
     let partitions = blocks.into_iter().skip(1).map(|block| sysfs::node(&block.name));
-    let disk = shape::has_disk(info.transport).then(|| info.device.clone());
+    let disk = info.has_disk().then(|| info.device.clone());
     disk.into_iter().chain(partitions)
 }
 
@@ -178,7 +187,7 @@ fn aside<T: Send + 'static>(
 
 /// Has the kernel refuse writes to the device. What programs have written by then reaches the image.
 pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
-    if !shape::has_disk(info.transport) {
+    if !info.has_disk() {
         // Its worker refuses writes, and has no page cache above it.
         return Ok(());
     }
@@ -198,6 +207,9 @@ pub(super) fn forget_cached(info: &DeviceInfo) -> Result<(), Error> {
     for path in nodes(info) {
         let device = File::open(&path).map_err(Error::io("open", &path))?;
         block::flush_buffers(device.as_fd()).map_err(Error::io("drop the page cache of", &path))?;
+    }
+    if !info.has_disk() {
+        return Ok(());
     }
     // Without a listener nothing is lost.
     let _ = std::fs::write(sysfs::directory(&disk_of(info)).join("uevent"), "change");

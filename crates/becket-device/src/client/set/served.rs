@@ -68,7 +68,7 @@ pub(super) fn set(
         },
     };
     done.inspect_err(|_| {
-        if freezes && shape::has_disk(info.transport) {
+        if freezes && info.has_disk() {
             // Best effort: what counts is the error that led here.
             let _ = node::set_read_only(&disk_of(info), false);
         }

@@ -52,6 +52,8 @@ pub struct Decoded {
     pub fillers: Fillers,
     /// What an overlay of it says.
     pub below: Below,
+    /// What the file is compressed by.
+    pub codec: &'static str,
     /// It stays in the store as long as this lives, or a device has it.
     _held: Option<Arc<Held>>,
 }
@@ -101,6 +103,7 @@ pub fn decoded(
         Some(remote) => Arc::new(InOrder::new(Arc::clone(remote.object()), Box::new(|heard| heard.is_ok()))),
         None => Arc::new(PackedFile { file, state: written(&meta), called: called.clone() }),
     };
+    let codec = packing.name();
     let (len, limit, progress) = (meta.len(), options.limit, options.progress.clone());
     let stream = Stream { packing, called: called.clone(), len, packed, limit, progress };
     let found = store.find_unpacked(&url, &version)?;
@@ -110,7 +113,7 @@ pub fn decoded(
             let (path, fillers) = while_read(&store, Meta::of(&url, &version, size, &name), stream)?;
             shrink(&store, options)?;
             not_again(&path, &fillers, called)?;
-            return Ok(Some(Decoded { path: in_it(&path), fillers, below, _held: None }));
+            return Ok(Some(Decoded { path: in_it(&path), fillers, below, codec, _held: None }));
         }
     }
     let held = match found {
@@ -122,7 +125,8 @@ pub fn decoded(
     let mut fillers = Fillers::default();
     fillers.add_complete(Identity { dev: file.dev(), ino: file.ino() }, called.clone());
     not_again(&held.path, &fillers, called)?;
-    Ok(Some(Decoded { path: in_it(&held.path), fillers, below, _held: Some(Arc::new(held)) }))
+    let (path, _held) = (in_it(&held.path), Some(Arc::new(held)));
+    Ok(Some(Decoded { path, fillers, below, codec, _held }))
 }
 
 /// That what was decoded is no such file, too.

@@ -306,6 +306,13 @@ fn what_is_decoded_is_called_by_the_name_of_its_file() {
     for _ in 0..2 {
         let map = ok(&place, &["map", "d.img.gz"]);
         assert!(map.contains("d.img.gz") && !map.contains("/store/") && !map.contains("file:"), "{map}");
+        assert!(map.contains("gzip") && !map.contains("data"), "its bytes are not in the file: {map}");
+        let map = run(&place, &["map", "--json", "d.img.gz"]).json();
+        let kinds = map["extents"].as_array().unwrap().iter().map(|extent| text(extent, "kind"));
+        assert!(
+            kinds.clone().any(|kind| kind == "gzip") && !kinds.clone().any(|kind| kind == "data"),
+            "{map:#}"
+        );
         // The second time all of it is there.
         ok(&place, &["copy", "--force", "d.img.gz", "out"]);
     }

@@ -1,7 +1,7 @@
 //! `becket map IMAGE`: where its bytes are, as a table, JSON or a picture.
 //! Never attaches or changes anything.
 
-use super::{common, map_svg};
+use super::{common, fetched, map_svg};
 use crate::{
     args,
     failure::Failure,
@@ -17,7 +17,11 @@ const ROWS_MAX: usize = 1000;
 
 pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
     let path = &args.look.path;
-    let walk = common::look(&args.look, "map")?;
+    let local = fetched::local(path, &args.look.options, "map")?;
+    let walk = common::look_at(&local, &args.look.options, args.look.options.format)
+        .map_err(|error| common::image_failure("map", path, error))?;
+    // The bytes of such a file are not where its path leads.
+    let decoded = local.decoded.first().map(|file| file.codec);
     let level = walk.last().map_err(|error| common::image_failure("map", path, error))?;
     if walk.end != End::Image {
         let error = becket_image::Error::NotAnImage { path: path.clone(), what: "a directory" };
@@ -34,12 +38,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
             formats(&walk, &args.look).map(|(level, format)| summary(level, format)).collect();
         let image = &level.image;
         let layers: Vec<_> =
-            image.encoded().map(|layer| LayerEntry { image, layer, each: args.blocks }).collect();
+            image.encoded().map(|layer| LayerEntry { image, layer, decoded, each: args.blocks }).collect();
         ui.document(&Mapped {
             image: &level.path,
             size: image.len(),
             levels,
-            extents: Extents { image, map: image.map() },
+            extents: Extents { image, map: image.map(), decoded },
             layers,
         })?;
         return Ok(0);
@@ -50,7 +54,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
     let extents = level.image.map().extents();
     let head = ["START", "LENGTH", "KIND", "IN", "AT"].map(str::to_owned).to_vec();
     let rows: Vec<Vec<String>> = std::iter::once(head)
-        .chain(extents.iter().take(ROWS_MAX).map(|extent| row(&walk.levels, &level.image, extent)))
+        .chain(extents.iter().take(ROWS_MAX).map(|extent| row(&walk.levels, &level.image, decoded, extent)))
         .collect();
     ui.line(table(&rows, &[0, 1, 4]).trim_end())?;
     if extents.len() > ROWS_MAX {
@@ -92,9 +96,11 @@ fn block_row(levels: &[Level], index: usize, layer: &Encoded, block: &Block) -> 
     numbers.into_iter().chain(stored).collect()
 }
 
-/// What kind of bytes an extent has, and for encoded ones how.
-fn kind(image: &Image, extent: &Extent) -> String {
+/// What kind of bytes an extent has, and for encoded ones how, like those of a file that was `decoded` as a
+/// whole.
+fn kind(image: &Image, decoded: Option<&str>, extent: &Extent) -> String {
     match extent.place {
+        Place::Data { source: 0, .. } => decoded.unwrap_or("data").to_owned(),
         Place::Data { .. } => "data".to_owned(),
         Place::Zero => "zero".to_owned(),
         Place::Encoded { layer, .. } => {
@@ -115,9 +121,9 @@ fn place(levels: &[Level], place: &Place) -> (String, String) {
     }
 }
 
-fn row(levels: &[Level], image: &Image, extent: &Extent) -> Vec<String> {
+fn row(levels: &[Level], image: &Image, decoded: Option<&str>, extent: &Extent) -> Vec<String> {
     let (place, at) = place(levels, &extent.place);
-    vec![extent.start.to_string(), format_size(extent.len), kind(image, extent), place, at]
+    vec![extent.start.to_string(), format_size(extent.len), kind(image, decoded, extent), place, at]
 }
 
 /// A map as JSON. There may be a million extents and as many blocks: none of them is a value in memory.
@@ -133,11 +139,14 @@ struct Mapped<'a> {
 struct Extents<'a> {
     image: &'a Image,
     map: &'a Map,
+    /// The codec of a file that was decoded as a whole.
+    decoded: Option<&'a str>,
 }
 
 impl Serialize for Extents<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.map.extents().iter().map(|extent| entry(self.image, extent)))
+        serializer
+            .collect_seq(self.map.extents().iter().map(|extent| entry(self.image, self.decoded, extent)))
     }
 }
 
@@ -146,12 +155,13 @@ impl Serialize for Extents<'_> {
 struct LayerEntry<'a> {
     image: &'a Image,
     layer: &'a Encoded,
+    decoded: Option<&'a str>,
     each: bool,
 }
 
 impl Serialize for LayerEntry<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let LayerEntry { image, layer, each } = *self;
+        let LayerEntry { image, layer, decoded, each } = *self;
         let blocks = layer.blocks();
         let mut entry = serializer.serialize_map(None)?;
         entry.serialize_entry("codec", &layer.codec().to_string())?;
@@ -159,7 +169,7 @@ impl Serialize for LayerEntry<'_> {
         entry.serialize_entry("len", &blocks.iter().map(|block| u64::from(block.len)).sum::<u64>())?;
         entry
             .serialize_entry("stored", &blocks.iter().map(|block| u64::from(block.input_len)).sum::<u64>())?;
-        entry.serialize_entry("below", &Extents { image, map: layer.below() })?;
+        entry.serialize_entry("below", &Extents { image, map: layer.below(), decoded })?;
         if each {
             entry.serialize_entry("table", &Blocks(blocks))?;
         }
@@ -183,8 +193,8 @@ fn block_entry(block: &Block) -> Value {
     })
 }
 
-fn entry(image: &Image, extent: &Extent) -> Value {
-    let mut entry = json!({ "start": extent.start, "len": extent.len, "kind": kind(image, extent) });
+fn entry(image: &Image, decoded: Option<&str>, extent: &Extent) -> Value {
+    let mut entry = json!({ "start": extent.start, "len": extent.len, "kind": kind(image, decoded, extent) });
     match extent.place {
         Place::Data { source, offset } => {
             entry["file"] = json!(source);

@@ -184,13 +184,14 @@ pub(super) fn for_device<'a>(
     let local = opened(path, options.open.format, asked, &how, "attach")?;
     let (mut options, is_stored) = (options.clone(), !local.fillers.is_empty());
     let is_decoded = !local.decoded.is_empty();
+    options.open.only_read = local.decoded.first().map(|file| format!("it is compressed by {}", file.codec));
     let local = with_urls(local, path, &options.open, asked, &how, "attach")?;
     options.open.backing_urls = local.backing_urls;
     (options.open.fillers, options.open.below) = (local.fillers, local.below);
     let shown = |url: &BackingUrl| becket_fetch::named(url.url.as_os_str());
     options.spec.backing_url = options.open.backing_urls.first().map(shown);
     // The store is never written to.
-    options.open.read_only |= is_stored && options.open.cow.is_none();
+    options.open.read_only |= is_stored && !is_decoded && options.open.cow.is_none();
     if matches!(local.path, Cow::Owned(_)) && !rbd::is_name(path) {
         options.spec.url = Some(match becket_fetch::is_remote(path.as_os_str()) {
             true => becket_fetch::named(path.as_os_str()),

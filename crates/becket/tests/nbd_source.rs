@@ -284,6 +284,36 @@ fn fuse_what_a_dead_worker_had_to_report_its_successor_reports() {
     place.ok(["detach", "--all"]);
 }
 
+/// A worker that leaves in order says before it goes that its user has heard of what was lost.
+#[test]
+fn fuse_what_was_reported_soon_before_an_upgrade_is_reported_once() {
+    let name = "nbd_source::fuse_what_was_reported_soon_before_an_upgrade_is_reported_once";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let mut server = Server::nbdkit(&image, &[]);
+    let disk = open(&attach(&place, &[&server.uri("")]));
+    for round in 1..4 {
+        disk.write_all_at(&Block::of(round).0, 8192).unwrap();
+        server.die();
+        server.again();
+        disk.write_all_at(&Block::of(round).0, 4096).unwrap();
+        assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "round {round}");
+        let before = only(&place)["server_pid"].clone();
+        let mut serve = place.becket();
+        let mut serve = serve.args(["serve", "--takeover", "--until-idle"]).spawn().unwrap();
+        let upgraded = || is_live(&place) && only(&place)["server_pid"] != before;
+        assert!(wait_until(Duration::from_secs(30), upgraded), "{:?}", only(&place));
+        thread::spawn(move || serve.wait());
+        disk.write_all_at(&Block::of(round).0, 12288).unwrap();
+        disk.sync_all().unwrap();
+    }
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
 #[test]
 fn fuse_no_write_is_lost_when_workers_and_servers_of_ours_die() {
     let name = "nbd_source::fuse_no_write_is_lost_when_workers_and_servers_of_ours_die";

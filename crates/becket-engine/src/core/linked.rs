@@ -121,6 +121,9 @@ impl Core {
 
     fn drive(&mut self, ring: &mut Ring, number: usize) -> bool {
         let mut finished = false;
+        if let Some(target) = self.link_target(number) {
+            target.looks();
+        }
         if self.closing {
             self.lets_go(ring, number);
         }
@@ -255,9 +258,6 @@ impl Core {
     #[cold]
     pub(super) fn look(&mut self, ring: &mut Ring, number: u16) {
         let number = usize::from(number);
-        if let Some(target) = self.link_target(number) {
-            target.looks();
-        }
         if self.line(number).is_some_and(Line::is_silent) {
             self.line_breaks(ring, number, Why::Silent);
         }

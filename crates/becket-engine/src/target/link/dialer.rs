@@ -3,6 +3,7 @@
 //! whether their servers say anything.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::sync_channel};
 
@@ -35,9 +36,8 @@ struct Orders {
     line: VecDeque<(Waiter, bool)>,
     /// Of whom the thread is asking for a connection now, and what stops that.
     asking: Option<(u32, u16)>,
-    /// After how many breaks all that may be lost was reported, where the connector is still to hear of it.
-    reported: Option<u32>,
-    /// The same of what the connector could not hear: it is said again at the next look.
+    /// After how many breaks all that may be lost was reported, where the connector could not hear of it: it
+    /// is said again at the next look.
     unheard: Option<u32>,
     stop: Option<Arc<OwnedFd>>,
     /// Every queue that has asked and has not ended, for a flush and for looks.
@@ -115,10 +115,9 @@ impl Dialer {
         self.0.orders().leave_all(|| Note::Regrouped);
     }
 
-    /// Has the connector hear that all is reported that may be lost with so many breaks.
+    /// Has the connector hear that all is reported that may be lost with so many breaks. It waits for nobody.
     pub(super) fn report(&self, breaks: u32) {
-        self.0.orders().reported = Some(breaks);
-        self.0.arrived.notify_one();
+        self.0.report(&mut self.0.orders(), breaks);
     }
 
     /// Flushes over the first queue that has asked for a connection, and waits for it.
@@ -146,10 +145,9 @@ impl Drop for Dialer {
 }
 
 impl Orders {
-    /// Is called now and then, when there is nothing else to do.
-    fn look(&mut self) {
-        self.reported = self.unheard.take();
-        self.leave_all(|| Note::Look);
+    /// Says to the connector that all is reported, or has it said again.
+    fn says(&mut self, breaks: u32, say: impl FnOnce() -> io::Result<()>) {
+        self.unheard = say().is_err().then_some(breaks);
     }
 
     fn leave_all(&self, note: impl Fn() -> Note) {
@@ -162,11 +160,25 @@ impl Shared {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Under the lock, which a later break's request for a connection has to take: the connector hears this
+    /// before.
+    fn report(&self, orders: &mut Orders, breaks: u32) {
+        if self.group.breaks() == breaks {
+            orders.says(breaks, || report(self.source.asks()));
+        }
+    }
+
+    /// Is called now and then, when there is nothing else to do.
+    fn look(&self, orders: &mut Orders) {
+        if let Some(breaks) = orders.unheard.take() {
+            self.report(orders, breaks);
+        }
+        orders.leave_all(|| Note::Look);
+    }
+
     fn work(&self) {
         loop {
-            let idle = |orders: &mut Orders| {
-                orders.line.is_empty() && orders.left.is_empty() && orders.reported.is_none() && !orders.ends
-            };
+            let idle = |orders: &mut Orders| orders.line.is_empty() && orders.left.is_empty() && !orders.ends;
             let waited = self.arrived.wait_timeout_while(self.orders(), LOOK, idle);
             let (mut orders, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if orders.ends {
@@ -176,16 +188,8 @@ impl Shared {
                 // Without it, who made it keeps a connection that nobody uses.
                 let _ = left(self.source.asks(), socket.as_fd());
             }
-            // Before the next request: it is not about what that one will find. Of a later break the
-            // connector hears by a request of this thread alone.
-            if orders.reported.take() == Some(self.group.breaks()) {
-                if report(self.source.asks()).is_err() {
-                    orders.unheard = Some(self.group.breaks());
-                }
-                continue;
-            }
             let Some((waiter, first)) = orders.line.pop_front() else {
-                orders.look();
+                self.look(&mut orders);
                 continue;
             };
             let stop = eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
@@ -195,7 +199,7 @@ impl Shared {
             let given = match &stop {
                 Ok(stop) => {
                     ask(self.source.asks(), first, Some(stop.as_fd())).map_err(|error| match error.kind() {
-                        std::io::ErrorKind::Interrupted => Errno::CANCELED,
+                        io::ErrorKind::Interrupted => Errno::CANCELED,
                         _ => {
                             tracing::warn!("a connection to an NBD server cannot be had: {error}");
                             Errno::IO
@@ -218,12 +222,10 @@ mod tests {
 
     #[test]
     fn what_the_connector_could_not_hear_is_said_again() {
-        let mut orders = Orders { unheard: Some(7), ..Orders::default() };
-        assert_eq!(orders.reported, None, "not at once: nothing has changed");
-        orders.look();
-        assert_eq!((orders.reported, orders.unheard), (Some(7), None));
-        orders.reported = None;
-        orders.look();
-        assert_eq!(orders.reported, None, "once");
+        let mut orders = Orders::default();
+        orders.says(7, || Err(io::ErrorKind::WouldBlock.into()));
+        assert_eq!(orders.unheard, Some(7));
+        orders.says(7, || Ok(()));
+        assert_eq!(orders.unheard, None, "once");
     }
 }

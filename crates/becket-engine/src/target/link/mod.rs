@@ -180,13 +180,22 @@ impl LinkTarget {
         Ok(())
     }
 
-    /// Is called now and then: has the connector hear it when all is reported that may be lost. Until then
-    /// it tells a successor of this worker that bytes may be lost.
+    /// Is called in each turn of a queue: has the connector hear it when all is reported that may be lost.
+    /// Until then it tells a successor of this worker that bytes may be lost.
+    #[inline]
     pub(crate) fn looks(&self) {
         let breaks = self.group.breaks();
+        if self.reported.load(Ordering::Relaxed) != breaks {
+            self.reports(breaks);
+        }
+    }
+
+    #[cold]
+    fn reports(&self, breaks: u32) {
         // A connection that is there was made after the last break.
         if self.group.is_whole()
             && self.group.has_members()
+            && self.judged.load(Ordering::Acquire)
             && !self.syncs.owes()
             && self.reported.swap(breaks, Ordering::Relaxed) != breaks
         {
@@ -217,7 +226,7 @@ impl LinkTarget {
 
     /// Takes in what a new connection's maker says of bytes that workers before this one have written.
     pub(crate) fn judge(&self, queue: usize, earlier: Earlier) {
-        if self.judged.swap(true, Ordering::AcqRel) {
+        if self.judged.load(Ordering::Acquire) {
             let unwatched = self.unwatched.load(Ordering::Acquire);
             if earlier == Earlier::Unknown && self.is_writable() && self.syncs.lacks(unwatched) {
                 tracing::warn!("what a client has written and not flushed may be lost: one flush fails");
@@ -231,6 +240,8 @@ impl LinkTarget {
             Earlier::Unknown if self.is_writable() => self.syncs.lose_once(queue),
             Earlier::Unknown => {}
         }
+        // Now there is something to report, or there is not. Queues that come here together say the same.
+        self.judged.store(true, Ordering::Release);
     }
 
     /// Whether bytes would be lost with the server that were written and not flushed.

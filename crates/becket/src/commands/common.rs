@@ -3,7 +3,7 @@
 
 use super::fetched::{self, Local};
 use crate::{
-    args::{DeviceOptions, Export, Look, LookOptions, OriginOptions, Toggle, TraceOptions, Via},
+    args::{DeviceOptions, Export, LookOptions, OriginOptions, Toggle, TraceOptions, Via},
     failure::Failure,
     ui::Ui,
 };
@@ -117,14 +117,7 @@ pub(super) fn each<T: Serialize>(
     Ok(u8::from(!errors.is_empty()))
 }
 
-/// Walks a path through images, for inspection.
-pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
-    let local = fetched::local(&look.path, &look.options, verb)?;
-    look_at(&local, &look.options, look.options.format)
-        .map_err(|error| image_failure(verb, &look.path, error))
-}
-
-/// The same of a path on its own, and of a format that the command chooses.
+/// Walks a path through images, for inspection, by a format that the command chooses.
 pub(super) fn look_at(
     local: &Local<'_>,
     asked: &LookOptions,

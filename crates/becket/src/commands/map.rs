@@ -255,7 +255,8 @@ mod tests {
                 limits: args::LimitOptions::default(),
             },
         };
-        let walk = super::super::common::look(&look, "map").unwrap();
+        let local = fetched::local(&look.path, &look.options, "map").unwrap();
+        let walk = common::look_at(&local, &look.options, look.options.format).unwrap();
         let reported: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
         assert_eq!(reported.len(), 2);
         assert_ne!(reported[0], "damaged");

@@ -262,22 +262,6 @@ fn a_device_gets_every_byte() {
     assert!(disk[6 << 20..].iter().all(|byte| *byte == 0xff), "the rest stays");
 }
 
-/// The rest of the image would be lost.
-#[test]
-fn a_part_does_not_replace_what_it_is_a_part_of() {
-    let place = scratch();
-    let disk = place.path("disk");
-    File::create(&disk).unwrap().set_len(4 * MIB).unwrap();
-    let table = "printf 'label: gpt\\nstart=1MiB, size=2MiB\\n' | sfdisk -q \"$0\"";
-    tool(Command::new("bash").args(["-c", table]).arg(&disk));
-    let before = fs::read(&disk).unwrap();
-    for words in [&["disk/p1", "disk"][..], &["--shared", "disk/p1", "disk"]] {
-        let ran = place.run([&["copy", "--force"], words].concat());
-        assert!(ran.code == 1 && ran.err.contains("disk: it is copied from"), "{ran:?}");
-        assert!(fs::read(&disk).unwrap() == before);
-    }
-}
-
 #[test]
 fn a_file_in_use_is_not_replaced() {
     let place = scratch();

@@ -207,8 +207,7 @@ fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Fa
 }
 
 /// Locks the file that a new one will replace. A symbolic link is replaced itself. An image that replaces
-/// itself as a whole is locked already, unless that is not wanted. A part of it does not take its place: all
-/// the rest would be lost.
+/// itself is locked already, unless that is not wanted.
 fn claim_old(
     args: &args::Copy,
     source: &Opened,
@@ -217,12 +216,6 @@ fn claim_old(
     let path = args.target.as_path();
     let Ok(stat) = rustix::fs::lstat(path) else { return Ok(None) };
     let itself = source.identity == Identity { dev: stat.st_dev, ino: stat.st_ino };
-    let whole = rustix::fs::stat(args.source.as_path())
-        .is_ok_and(|whole| (whole.st_dev, whole.st_ino) == (stat.st_dev, stat.st_ino));
-    if itself && !whole {
-        let error = refused(path, "in_use", "it is copied from");
-        return Err(error.hint("copy to another file first: the rest of this one would be lost"));
-    }
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || itself && !args.shared {
         return Ok(None);
     }

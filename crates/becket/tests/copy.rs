@@ -16,7 +16,9 @@ use std::{
     time::Duration,
 };
 
-use becket_testkit::{Scratch, image, require_loop, require_plain_machine, require_root, tool};
+use becket_testkit::{
+    Scratch, image, require_loop, require_plain_machine, require_root, require_tools, tool,
+};
 use becket_uapi::lock::{Kind, ofd_lock};
 use common::scratch;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
@@ -221,6 +223,31 @@ fn what_exists_is_replaced_only_by_force() {
     assert_eq!(place.run(["copy", "--json", "raw", "-"]).code, 2);
     assert_eq!(place.run(["copy", "nothing", "new"]).code, 1);
     assert!(!place.path("new").exists());
+}
+
+#[test]
+fn a_part_does_not_replace_the_image_around_it() {
+    if !require_tools("copy::a_part_does_not_replace_the_image_around_it", &["gzip", "sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    image::gpt(&place.path("disk.img"), 8 * MIB);
+    tool(Command::new("gzip").arg("--keep").arg(place.path("disk.img")));
+    fs::hard_link(place.path("disk.img"), place.path("other")).unwrap();
+    symlink("disk.img", place.path("link")).unwrap();
+    for (file, target) in [("disk.img", "disk.img"), ("disk.img", "other"), ("disk.img.gz", "disk.img.gz")] {
+        let before = fs::read(place.path(file)).unwrap();
+        let part = format!("{file}/p1");
+        for words in [&["copy", "--force"][..], &["copy", "--force", "--shared"]] {
+            let ran = place.run([words, &[&part, target]].concat());
+            assert_eq!(ran.code, 1, "{words:?} {part} {target}: {ran:?}");
+            assert!(ran.err.contains("it is copied from"), "{ran:?}");
+            assert!(fs::read(place.path(target)).unwrap() == before, "{target} was changed");
+        }
+    }
+    // A link is replaced itself, and the image stays.
+    place.ok(["copy", "--force", "disk.img/p1", "link"]);
+    assert_same(&place, "disk.img", "other");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use super::{bytes, common, fetched, interrupts::Interrupts};
 use crate::{args, failure::Failure};
-use becket_image::{Claimed, Identity, Opened, Source, link::LinkWriter, shown};
+use becket_image::{Claimed, Identity, Opened, Source, Split, link::LinkWriter, shown};
 use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, XattrFlags},
     io::Errno,
@@ -138,6 +138,11 @@ impl Target {
                 }
             }
             found => {
+                if is_around(path, &args.source) {
+                    return Err(refused("in_use", "it is copied from").hint(
+                        "copy to another name: only a part of it is copied, and the rest would be lost",
+                    ));
+                }
                 let claim = claim_old(args, source, &mut warnings)?;
                 let (file, new) = NewFile::make(path, found.is_some()).map_err(failed)?;
                 if found.is_some() {
@@ -204,6 +209,18 @@ fn export(args: &args::Copy, source: &Opened, len: u64) -> Result<LinkWriter, Fa
         return Err(refused("unsupported", &format!("it has {} bytes, and {len} are copied", export.size())));
     }
     Ok(export)
+}
+
+/// Whether the file at `target` holds the image `source` as a part. A symbolic link is replaced itself.
+fn is_around(target: &Path, source: &Path) -> bool {
+    let Split { host, inside } = becket_image::split(source);
+    if inside.is_empty() {
+        return false;
+    }
+    match (rustix::fs::lstat(target), rustix::fs::stat(&host)) {
+        (Ok(target), Ok(host)) => (target.st_dev, target.st_ino) == (host.st_dev, host.st_ino),
+        _ => false,
+    }
 }
 
 /// Locks the file that a new one will replace. A symbolic link is replaced itself. An image that replaces

@@ -123,6 +123,9 @@ fn an_address_is_nobody_elses_and_others_reach_no_plain_one() {
     let mut greeting = [0; 8];
     tcp.read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting, b"NBDMAGIC");
+    // What a client is refused is said once.
+    let ran = place.run(["ls", &format!("nbd://127.0.0.1:{port}/nope")]);
+    assert!(ran.code == 1 && ran.err.contains("no export named \"nope\"\n"), "{ran:?}");
     // An image that an export writes is not attached by another, and the error names the export.
     let ran = place.run(["export", image.to_str().unwrap(), "--nbd", "tcp:127.0.0.1:0"]);
     assert!(ran.code == 1 && ran.err.contains("already attached as"), "{ran:?}");

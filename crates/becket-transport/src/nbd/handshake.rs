@@ -344,7 +344,7 @@ impl Handshake {
         };
         let Some((at, export)) = self.find(name).and_then(|at| Some((at, self.exports.get(at)?.clone())))
         else {
-            return self.reply(option, uapi::REP_ERR_UNKNOWN, b"there is no such export");
+            return self.reply(option, uapi::REP_ERR_UNKNOWN, &[]);
         };
         let info = |kind: u16, rest: &[u8]| [&kind.to_be_bytes()[..], rest].concat();
         let shown = [&export.size.to_be_bytes()[..], &self.flags(&export).to_be_bytes()].concat();
@@ -382,7 +382,7 @@ impl Handshake {
             return self.reply(option, uapi::REP_ERR_INVALID, &[]);
         }
         let Some(at) = self.find(name) else {
-            return self.reply(option, uapi::REP_ERR_UNKNOWN, b"there is no such export");
+            return self.reply(option, uapi::REP_ERR_UNKNOWN, &[]);
         };
         let context = uapi::BASE_ALLOCATION.as_bytes();
         let wanted =

@@ -157,7 +157,8 @@ fn an_export_lives_as_long_as_a_command() {
     let ran = export(&["no-such-command"]);
     assert!(ran.code == 127 && gone(), "{ran:?}");
     let ran = place.run(["export", "a", "b", "--nbd", &address, "--", "true"]);
-    assert!(ran.code == 2 && ran.err.contains("URI of one image"), "{ran:?}");
+    assert!(ran.code == 2 && ran.err.contains("exactly one image can be exported"), "{ran:?}");
+    assert!(ran.err.contains("without a command"), "{ran:?}");
 
     // What the command leaves running does not keep it.
     let hold =

@@ -67,7 +67,10 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
 /// Exports an image exactly as long as a command runs.
 fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     let [image] = args.images.as_slice() else {
-        return Err(Failure::usage("a command has the URI of one image"));
+        return Err(Failure::usage("with a command exactly one image can be exported: it gets one URI")
+            .hint(
+                "name one image; or export all without a command, and detach them when they are not needed",
+            ));
     };
     // Before there are other threads: see there.
     let signals = run::signals()?;

@@ -26,6 +26,8 @@ pub(crate) struct Shape {
     pub(crate) partitions_need_root: bool,
     pub(crate) making: Making,
     pub(crate) users: Users,
+    /// What follows when its worker dies.
+    pub(crate) next_worker: &'static str,
     /// What could be had instead, where data is copied between the kernel and becket.
     pub(crate) copies: Option<&'static str>,
 }
@@ -97,6 +99,7 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         partitions_need_root: false,
         making: Making { command: "attach", place: None, by_name: false },
         users: Users { some: "a program has claimed it", end: "unmount it first" },
+        next_worker: "another worker takes over and no request is lost",
         copies: None,
     };
     // The tether's two ends. The socket that listens is not the worker's.
@@ -135,7 +138,10 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         },
         // The tether's two ends, and the connection.
         Kind::Fuse => Shape { descriptors: (2, 1), copies: Some("FUSE has no zero copy"), ..plain },
-        Kind::Nbd => export,
+        Kind::Nbd => Shape {
+            next_worker: "another worker takes over: connections of clients end, and new ones are served",
+            ..export
+        },
         // Its workers say what another one needs to go on with a front-end.
         Kind::VhostUser => Shape {
             feature: Some(FEATURE_FRONT_ENDS),

@@ -12,9 +12,11 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use becket_transport::Kind;
+
 use super::connection;
 use crate::contract::messages::Pulse;
-use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, ErrorKind, Part};
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, ErrorKind, Part, shape};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::system::process::ProcessId;
@@ -46,11 +48,13 @@ pub(crate) fn given_up(checked: io::Result<()>, silent: &mut Option<Instant>) ->
 pub(crate) struct Unresponsive {
     what: &'static str,
     pid: Option<u32>,
+    /// How the device is offered, where it is about one: that decides what a worker's death costs.
+    kind: Option<Kind>,
 }
 
 impl fmt::Display for Unresponsive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unresponsive { what, pid } = self;
+        let Unresponsive { what, pid, .. } = self;
         write!(f, "{what}")?;
         if let Some(pid) = pid {
             write!(f, " (process {pid})")?;
@@ -73,11 +77,12 @@ impl Unresponsive {
     /// What to do, as commands.
     fn hint(&self) -> String {
         let pid = self.pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
-        let next =
-            if self.what == WORKER_NAME { "another worker takes over" } else { "another server takes over" };
-        format!(
-            "let it go on: kill -CONT {pid}; or end it: kill -KILL {pid}, then {next} and no request is lost"
-        )
+        let next = match (self.what, self.kind) {
+            (WORKER_NAME, Some(kind)) => shape::of(kind).next_worker,
+            (WORKER_NAME, None) => "another worker takes over",
+            _ => "another server takes over and no request is lost",
+        };
+        format!("let it go on: kill -CONT {pid}; or end it: kill -KILL {pid}, then {next}")
     }
 }
 
@@ -90,16 +95,17 @@ impl From<Unresponsive> for Error {
 const WORKER_NAME: &str = "the worker";
 
 /// The error of an order that is not given to a stopped worker.
-pub(crate) fn stopped(worker: ProcessId) -> Error {
-    Unresponsive { what: WORKER_NAME, pid: Some(worker.pid) }.into()
+pub(crate) fn stopped(worker: ProcessId, kind: Kind) -> Error {
+    Unresponsive { what: WORKER_NAME, pid: Some(worker.pid), kind: Some(kind) }.into()
 }
 
 /// An error where the supervisor or the worker of a device is stopped: it is not even asked.
 pub(crate) fn running(device: &Device) -> Result<(), Error> {
     let stopped = |process: Option<ProcessId>| process.filter(|process| process.stopped());
+    let kind = Some(device.info.transport);
     let found = match (stopped(device.worker), stopped(device.server)) {
-        (Some(worker), _) => Unresponsive { what: WORKER_NAME, pid: Some(worker.pid) },
-        (None, Some(server)) => Unresponsive { what: "becket's server", pid: Some(server.pid) },
+        (Some(worker), _) => Unresponsive { what: WORKER_NAME, pid: Some(worker.pid), kind },
+        (None, Some(server)) => Unresponsive { what: "becket's server", pid: Some(server.pid), kind },
         (None, None) => return Ok(()),
     };
     Err(found.into())
@@ -122,7 +128,7 @@ pub(crate) fn responding(runtime: &Runtime, device: &Device) -> Result<(), Error
     match checked {
         Ok(()) => Ok(()),
         Err(error) => Err(match error.get_ref().and_then(|found| found.downcast_ref::<Unresponsive>()) {
-            Some(found) => found.clone().into(),
+            Some(found) => Unresponsive { kind: Some(device.info.transport), ..found.clone() }.into(),
             None => Error::Server { what: error.to_string(), log: None },
         }),
     }
@@ -141,7 +147,8 @@ pub(crate) enum Concerns {
 
 /// An error when a call cannot be answered, because a process that it depends on does not respond.
 pub(crate) fn check(runtime: &Runtime, server: Option<u32>, concerns: Concerns) -> io::Result<()> {
-    let dead = |what, pid| Err(io::Error::new(io::ErrorKind::TimedOut, Unresponsive { what, pid }));
+    let dead =
+        |what, pid| Err(io::Error::new(io::ErrorKind::TimedOut, Unresponsive { what, pid, kind: None }));
     let pulse = match pulse(runtime, server) {
         // One that is gone is found out by its connection.
         Ok(None) => return Ok(()),
@@ -216,9 +223,10 @@ pub(crate) fn examine(runtime: &Runtime, devices: &mut [Device]) {
         let of = |process: Option<ProcessId>| {
             process.map(|process| process.pid).filter(|pid| unresponsive.contains(pid))
         };
+        let kind = Some(device.info.transport);
         let found = match (of(device.worker), of(device.server)) {
-            (Some(worker), _) => Unresponsive { what: WORKER_NAME, pid: Some(worker) },
-            (None, Some(server)) => Unresponsive { what: "becket's server", pid: Some(server) },
+            (Some(worker), _) => Unresponsive { what: WORKER_NAME, pid: Some(worker), kind },
+            (None, Some(server)) => Unresponsive { what: "becket's server", pid: Some(server), kind },
             (None, None) => continue,
         };
         device.info.state = DeviceState::NotResponding;
@@ -232,10 +240,13 @@ mod tests {
 
     #[test]
     fn it_is_said_who_does_not_respond_and_what_to_type() {
-        let error = stopped(ProcessId { pid: 4242, start: 0 });
+        let error = stopped(ProcessId { pid: 4242, start: 0 }, Kind::Fuse);
         assert_eq!(error.kind(), ErrorKind::Timeout);
         assert!(error.to_string().contains("the worker (process 4242) does not respond"), "{error}");
         let hint = error.hint().unwrap();
         assert!(hint.contains("kill -CONT 4242") && hint.contains("kill -KILL 4242"), "{hint}");
+        assert!(hint.ends_with("another worker takes over and no request is lost"), "{hint}");
+        let hint = stopped(ProcessId { pid: 4242, start: 0 }, Kind::Nbd).hint().unwrap();
+        assert!(hint.ends_with("connections of clients end, and new ones are served"), "{hint}");
     }
 }

@@ -87,7 +87,8 @@ impl Owning {
     /// time later.
     pub(super) fn responds(&self) -> Result<(), Error> {
         let worker = self.worker.id();
-        if self.worker.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
+        let kind = self.device.info.transport;
+        if self.worker.alive() && worker.stopped() { Err(health::stopped(worker, kind)) } else { Ok(()) }
     }
 
     /// What it has done, and what the store has of its image.

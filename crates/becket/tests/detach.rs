@@ -59,6 +59,24 @@ fn only_a_detach_names_the_way_to_detach_what_is_not_beckets() {
 }
 
 #[test]
+fn a_device_that_is_exported_names_its_export() {
+    if !require_device("detach::a_device_that_is_exported_names_its_export") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let device = place.attach(&place.path("a.img"), &["--name", "below"]);
+    let address = format!("unix:{}", place.path("s.sock").display());
+    place.ok(["export", device.to_str().unwrap(), "--nbd", &address, "--name", "above"]);
+    let ran = place.run(["detach", "--json", "below"]);
+    assert_eq!(ran.code, 1);
+    assert_eq!(ran.json()["errors"][0]["users"].as_array().unwrap().len(), 1, "{ran:?}");
+    assert!(ran.err.contains("image of above") && ran.err.contains("becket detach above,"), "{ran:?}");
+    place.ok(["detach", "above"]);
+    place.ok(["detach", "below"]);
+}
+
+#[test]
 fn a_mounted_device_names_its_mount() {
     let name = "detach::a_mounted_device_names_its_mount";
     if !require_device(name) || !require_tools(name, &["mke2fs", "mount"]) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::client::kernel_made::KernelDriver;
-use crate::client::list::resolve;
+use crate::client::list::{devices, resolve};
 use crate::client::{kernel_drivers, partitions, unrecorded};
 use crate::contract::messages::{Detach, OneDevice, Refresh};
 use crate::contract::shape::has_disk;
@@ -75,7 +75,7 @@ fn detach_kernel_made(
     options: &DetachOptions,
 ) -> Result<DeviceInfo, Error> {
     if !options.lazy {
-        let who = || users::of(&disk_of(&device.info));
+        let who = || named(store, &device.info, users::of(&disk_of(&device.info)));
         once_unused(&device.info, options, who, || driver.detach_unused(&device).map_err(Error::Device))?;
     } else if !driver.detach_lazily(&device).map_err(Error::Device)? {
         return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
@@ -91,7 +91,7 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
     let mut waited = false;
     health::running(&device)?;
     let concerns = Concerns::Worker(device.info.worker_pid);
-    let who = || users_of(store.runtime(), &device.info);
+    let who = || named(store, &device.info, users_of(store.runtime(), &device.info));
     once_unused(&device.info, options, who, || {
         match client::call::<_, OneDevice>(store.runtime(), "Detach", &request, &[], concerns) {
             Ok(reply) => info = reply.device,
@@ -117,6 +117,23 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(info)
+}
+
+/// The same users, with what becket serves from the device in place of the processes that do it: ending these
+/// would not end the use.
+fn named(store: &Store, info: &DeviceInfo, users: Vec<User>) -> Vec<User> {
+    let disk = if has_disk(info.transport) { users::blocks(&disk_of(info)) } else { Vec::new() };
+    let is_image = |path: &Path| {
+        users::number_of(path).is_some_and(|number| disk.iter().any(|block| block.number == number))
+    };
+    let over = devices(store).unwrap_or_default().into_iter().map(|device| device.info);
+    // One that the kernel serves itself is among the users.
+    let over = over.filter(|over| kernel_drivers::of(over.transport).is_none() && is_image(&over.spec.image));
+    let mut found: Vec<User> = over.map(|over| User::served(&over.name)).collect();
+    let nameless = |user: &User| found.is_empty() || !user.is_becket();
+    let others: Vec<User> = users.into_iter().filter(nameless).collect();
+    found.extend(others);
+    found
 }
 
 /// Who uses a device. The clients of an export are not found below /proc.

@@ -60,13 +60,27 @@ pub struct User {
 /// What a [`User`] that is the clients of an export is called: they have no process here.
 pub(crate) const CLIENTS: &str = "clients of the export";
 
+/// What a [`User`] of becket's own is called.
+const BECKET: &str = "becket";
+
 impl User {
+    /// A device or an export of becket's by its name, whose image is the device.
+    pub(crate) fn served(name: &str) -> User {
+        User { pid: 0, command: BECKET.to_owned(), how: format!("{IMAGE_OF}{name}") }
+    }
+
+    /// Whether it is a process of becket's.
+    pub(crate) fn is_becket(&self) -> bool {
+        self.pid != 0 && self.command == BECKET
+    }
+
     /// The command that ends a use by the kernel, where one is known.
     fn end(&self) -> Option<String> {
         let of = |words: &str| self.how.strip_prefix(words).filter(|_| self.pid == 0);
         let mounted = of(MOUNTED).map(|place| format!("umount {}", quoted(place)));
         let swap = || of(SWAP).map(|path| format!("swapoff {}", quoted(path)));
-        let stacked = || of(IMAGE_OF).map(|device| format!("becket detach {device} (or losetup --detach)"));
+        let or = if self.command == BECKET { "" } else { " (or losetup --detach)" };
+        let stacked = || of(IMAGE_OF).map(|device| format!("becket detach {device}{or}"));
         mounted.or_else(swap).or_else(stacked)
     }
 }
@@ -416,6 +430,7 @@ mod tests {
             ((0, "mount", "mounted on /mnt/a b"), "end the use first: umount '/mnt/a b', or use --lazy"),
             ((0, "swap", "swap on /dev/loop0p1"), "end the use first: swapoff /dev/loop0p1, or use --lazy"),
             ((0, "loop", "image of /dev/loop3"), "end the use first: becket detach /dev/loop3 "),
+            ((0, BECKET, "image of disk"), "end the use first: becket detach disk, or use --lazy"),
             ((0, "dm-0", "held by dm-0"), "end the users first, or use --lazy"),
             ((7, "sleep", "open"), "end the users first, or use --lazy"),
             ((0, CLIENTS, "2 connected"), "end their connections with --force"),

@@ -209,7 +209,7 @@ pub enum Error {
         what: &'static str,
     },
     /// The file or device has no bytes.
-    #[error("{}: is empty", path.display())]
+    #[error("{}: it is empty", path.display())]
     Empty {
         /// As it was given.
         path: PathBuf,

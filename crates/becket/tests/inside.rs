@@ -232,10 +232,16 @@ fn lists_are_long_deep_and_matched() {
     assert_eq!(listed["entries"][0]["mode"], json!("-rw-r--r--"), "{listed}");
     assert_eq!(place.ok(["cat", "s.img/etc/*.conf", "s.img/*/sub/d??p"]), "a.confb.confdeep");
     assert_eq!(place.ok(["cat", "s.img/etc/link"]), "a.conf", "a link is followed inside the image");
-    for (pattern, why) in [("s.img/etc/*.cfg", "no name matches"), ("s.img/nothing/*", "has no")] {
+    for (pattern, why) in [
+        ("s.img/etc/*.cfg", "no name matches"),
+        ("s.img/*/*/zz", "no name matches"),
+        ("s.img/nothing/*", "has no"),
+    ] {
         let ran = place.run(["cat", pattern]);
         assert!(ran.code == 1 && ran.err.contains(why), "{pattern}: {ran:?}");
     }
+    let ran = place.run(["cp", "s.img/etc/d", "nodir/x"]);
+    assert!(ran.err.contains("hint: make it first: mkdir -p nodir"), "{ran:?}");
     let ran = place.run(["cat", "s.img/etc", "s.img/etc/d"]);
     assert_eq!((ran.code, ran.out.as_str()), (1, "d"), "{ran:?}");
 

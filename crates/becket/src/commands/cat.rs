@@ -59,10 +59,9 @@ fn file(inside: &Inside<'_>, named: Named) -> Result<(String, Image), Failure> {
     let unlimited = |image: Image| (named.path.clone(), image.within(&Budget::unlimited()));
     image.map(unlimited).map_err(|why| {
         let failure = Failure::new("not_a_file", format!("cannot read {}: {why}", named.path));
-        if why.ends_with("directory") {
-            failure.hint(format!("see what is in it: becket ls {}", named.path))
-        } else {
-            failure
+        match why.ends_with("directory") {
+            true => failure.hint(format!("see what is in it: becket ls {}", named.path)),
+            false => failure.hint(format!("see what it is: becket ls -l {}", named.path)),
         }
     })
 }

@@ -161,7 +161,11 @@ impl Job<'_> {
             }
         };
         let opened = cp_host::open_root(&dir);
-        let opened = opened.map_err(|error| Failure::io(format!("cannot open {}", dir.display()), &error))?;
+        let opened = opened.map_err(|error| {
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            let failure = Failure::io(format!("cannot open {}", dir.display()), &error);
+            if missing { failure.hint(format!("make it first: mkdir -p {}", dir.display())) } else { failure }
+        })?;
         let umask = cp_host::take_umask();
         let keep = Keep { all: self.args.preserve, root, umask, force: self.args.force };
         let mut host = Host::new(opened, shown(dir.as_os_str().as_bytes()), keep);

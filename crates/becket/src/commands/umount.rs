@@ -29,7 +29,8 @@ const BY_ITSELF: Duration = Duration::from_millis(500);
 pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
     let dir = args.dir.display();
     let what = format!("cannot unmount {dir}");
-    let point = fs::canonicalize(&args.dir).map_err(|error| Failure::io(&what, &error))?;
+    let point = fs::canonicalize(&args.dir)
+        .map_err(|error| Failure::io(&what, &error).hint("`findmnt` shows what is mounted where"))?;
     let mount = mounts::at(&point)
         .map_err(|error| Failure::io("cannot read the mounts", &error))?
         .ok_or_else(|| {

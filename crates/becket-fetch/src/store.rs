@@ -376,7 +376,6 @@ impl Store {
                 Err(error) => return Err(Error::store(entry.dir, "it cannot be removed")(error)),
             }
         }
-        self.sweep();
         Ok(dropped)
     }
 

@@ -118,7 +118,7 @@ impl Store {
     }
 
     /// Removes what processes have left that decode no more: their locks, and parts of files.
-    pub(crate) fn sweep(&self) {
+    pub fn sweep(&self) {
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let id =

@@ -125,8 +125,9 @@ impl Connector {
         self.ends(control)
     }
 
-    /// The supervisor is gone: another one may follow, with a connector of its own. None follows if the device
-    /// is detached: then nothing is left in the channel, whose end the supervisor has, and the connections end.
+    /// The supervisor is gone: another one may follow, with a connector of its own. None follows if the
+    /// device is detached: then nothing is left in the channel, whose end the supervisor has, and the
+    /// connections end.
     fn ends(self, control: &OwnedFd) -> Vec<JoinHandle<()>> {
         let over = self.over || is_over(control);
         let Left { legacy, relays } = self.maker.ends(over);

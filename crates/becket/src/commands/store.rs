@@ -116,6 +116,7 @@ fn drop_objects(ui: &Ui, asked: &StoreDir, urls: &[String], all: bool) -> Result
     let store = open(asked)?;
     let objects = if all { store.list().map_err(failed)? } else { chosen(&store, urls)? };
     let dropped = store.remove(objects).map_err(failed)?;
+    store.sweep();
     for entry in &dropped.kept {
         ui.note(format!("{} is in use and stays", entry.url));
     }

@@ -124,7 +124,9 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
 fn named(store: &Store, info: &DeviceInfo, users: Vec<User>) -> Vec<User> {
     let disk = if has_disk(info.transport) { users::blocks(&disk_of(info)) } else { Vec::new() };
     let is_image = |path: &Path| {
-        users::number_of(path).is_some_and(|number| disk.iter().any(|block| block.number == number))
+        // Of other files it would ask a file system that may not answer.
+        let number = path.starts_with("/dev").then(|| users::number_of(path)).flatten();
+        number.is_some_and(|number| disk.iter().any(|block| block.number == number))
     };
     let over = devices(store).unwrap_or_default().into_iter().map(|device| device.info);
     // One that the kernel serves itself is among the users.

@@ -133,7 +133,7 @@ fn the_shell_of_libnbd_finds_what_the_protocol_promises() {
 #[test]
 fn a_client_finds_an_export_of_any_name() {
     const NAME: &str = "export_clients::a_client_finds_an_export_of_any_name";
-    if !require_tools(NAME, &["nbdinfo"]) {
+    if !require_plain_machine(NAME, &["nbdinfo"]) {
         return;
     }
     let place = scratch();

@@ -173,7 +173,7 @@ impl Client {
     fn short(&self, url: &str, headers: &[Header], inward: &str) -> Result<Short, Error> {
         self.check_inward(inward, url)?;
         let once = |until| {
-            let mut answer = self.call(url, headers, until).map_err(|error| self.failed(error))?;
+            let mut answer = self.call(url, headers, until).map_err(|error| self.failed(url, error))?;
             let status = answer.status().as_u16();
             if is_busy(status) {
                 return Err(self.status(status, &answer, None));
@@ -294,7 +294,7 @@ impl Client {
         if Parts::of(url).is_same_server(Parts::of(address)) {
             headers.extend(lock(&self.access).rights.origin().headers(url, range));
         }
-        self.call(url, &headers, until).map_err(|error| self.failed(error))
+        self.call(url, &headers, until).map_err(|error| self.failed(url, error))
     }
 
     /// Sends a request, and sends it again over another connection if the answer is late. It is not waited
@@ -338,14 +338,14 @@ impl Client {
         }
     }
 
-    /// What a request that got no answer means.
-    fn failed(&self, error: ureq::Error) -> Trouble {
+    /// What a request for this address that got no answer means.
+    fn failed(&self, url: &str, error: ureq::Error) -> Trouble {
         let refused = |why| Trouble::Fatal(self.refused(why, None));
         let tls = |why: &rustls::Error| {
             let unknown = matches!(why, InvalidCertificate(UnknownIssuer));
             Trouble::Fatal(self.refused(format!("TLS: {why}"), unknown.then_some(AUTHORITY)))
         };
-        let by_proxy = self.agents.has_proxy(&self.url);
+        let by_proxy = self.agents.has_proxy(url);
         let again = |why: String| match by_proxy {
             true => Trouble::Again(format!("{why} (by the proxy that the environment names)"), None),
             false => Trouble::Again(why, None),

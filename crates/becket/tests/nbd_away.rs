@@ -8,7 +8,8 @@ use std::{
     fs::File,
     io::{BufRead as _, BufReader},
     os::unix::fs::FileExt as _,
-    process::{Command, Stdio},
+    path::Path,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -94,6 +95,17 @@ fn a_command_gives_a_silent_server_up_by_the_users_time() {
     server.signal("CONT");
 }
 
+/// A program that reads from a disk whose server is silent, and is killed.
+fn killed_reader(disk: &Path) -> Child {
+    let mut reader = Command::new("dd");
+    reader.arg(format!("if={}", disk.display())).args(["of=/dev/null", "iflag=direct", "bs=64k"]);
+    let mut reader = reader.args(["skip=16", "count=1", "status=none"]).spawn().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
+    reader.kill().unwrap();
+    reader
+}
+
 /// Without such a time requests wait; but nobody waits for a reader that has died.
 #[test]
 fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {
@@ -105,13 +117,7 @@ fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {
     let server = Server::nbdkit(&ext4(&place), &[]);
     let disk = attach(&place, &[&server.uri("")]);
     server.signal("STOP");
-    let mut reader = Command::new("dd");
-    let from = format!("if={}", disk.display());
-    reader.args([&from, "of=/dev/null", "iflag=direct", "bs=64k", "skip=16", "count=1", "status=none"]);
-    let mut reader = reader.spawn().unwrap();
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
-    reader.kill().unwrap();
+    let mut reader = killed_reader(&disk);
     let dead = || reader.try_wait().unwrap().is_some();
     assert!(wait_until(Duration::from_secs(150), dead), "its read waits forever");
     // Opens the disk, for which the kernel waits until its reads have ended.
@@ -131,12 +137,7 @@ fn fuse_a_reader_of_a_silent_server_that_died_keeps_nobody_from_detaching() {
     let server = Server::nbdkit(&ext4(&place), &[]);
     let disk = attach(&place, &[&server.uri("")]);
     server.signal("STOP");
-    let mut reader = Command::new("dd");
-    reader.arg(format!("if={}", disk.display())).args(["of=/dev/null", "iflag=direct", "bs=64k"]);
-    let mut reader = reader.args(["skip=16", "count=1", "status=none"]).spawn().unwrap();
-    thread::sleep(Duration::from_secs(1));
-    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
-    reader.kill().unwrap();
+    let mut reader = killed_reader(&disk);
     let began = Instant::now();
     let ran = place.run(["detach", "--all"]);
     server.signal("CONT");

@@ -250,44 +250,37 @@ pub fn spelled(address: &str) -> Option<String> {
             Some(format!("unix:{}", Path::new(path).components().collect::<PathBuf>().display()))
         }
         ("tcp", place) => {
-            Some(with_port(place)).filter(|(_, port)| *port > 0).map(|(place, _)| format!("tcp:{place}"))
+            with_port(place).ok().filter(|(_, port)| *port > 0).map(|(place, _)| format!("tcp:{place}"))
         }
         _ => None,
     }
 }
 
-/// `HOST[:PORT]` with its port, and the port.
-fn with_port(place: &str) -> (String, u16) {
-    // An IPv6 address is in brackets.
-    match place.rsplit_once(':').and_then(|(_, port)| port.parse().ok()) {
-        Some(port) => (place.to_owned(), port),
-        None => (format!("{place}:{PORT}"), PORT),
+/// `HOST[:PORT]` with its port, and the port; an error says why it is none.
+fn with_port(place: &str) -> Result<(String, u16), &'static str> {
+    let (host, port) = written_port(place).unwrap_or((place, ""));
+    match port.parse() {
+        _ if host.is_empty() => Err("it names no host"),
+        Ok(port) => Ok((place.to_owned(), port)),
+        Err(_) if port.is_empty() => Ok((format!("{place}:{PORT}"), PORT)),
+        Err(_) => Err("a port is 65535 at most"),
     }
 }
 
-/// Why a text is no `HOST[:PORT]`.
-fn unsound(place: &str) -> Option<&'static str> {
+/// `HOST:PORT` in two, if there is a number. An IPv6 address is in brackets.
+pub(super) fn written_port(place: &str) -> Option<(&str, &str)> {
     let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let (host, port) = match place.rsplit_once(':') {
-        Some((host, port)) if is_number(port) => (host, port),
-        _ => (place, "0"),
-    };
-    match port.parse::<u16>() {
-        _ if host.is_empty() => Some("it names no host"),
-        Err(_) => Some("a port is 65535 at most"),
-        Ok(_) => None,
-    }
+    place.rsplit_once(':').filter(|(_, port)| is_number(port))
 }
 
 /// Listens at `HOST[:PORT]`; port 0 is one that is free.
 fn tcp(place: &str) -> Result<Listening, Error> {
     let address = format!("tcp:{place}");
-    if let Some(why) = unsound(place) {
+    let (named, _) = with_port(place).map_err(|why| {
         let hint = "for example tcp:127.0.0.1:10809";
-        return Err(wrong(&format!("cannot listen at {address}: {why}"), Some(hint)));
-    }
+        wrong(&format!("cannot listen at {address}: {why}"), Some(hint))
+    })?;
     let failed = |error: io::Error| Error::io("listen at", address.as_ref())(error);
-    let (named, _) = with_port(place);
     let found: Vec<SocketAddr> = named.to_socket_addrs().map_err(failed)?.collect();
     let listener = TcpListener::bind(found.as_slice()).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
@@ -420,7 +413,7 @@ mod tests {
             assert!(kind == ErrorKind::InvalidOption && text.contains(why), "{address}: {text}");
         }
         for place in ["127.0.0.1", "[::1]", "h:0", "h:65535"] {
-            assert_eq!(unsound(place), None, "{place}");
+            assert!(with_port(place).is_ok(), "{place}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use super::doorway::Listening;
+use super::doorway::{Listening, written_port};
 use crate::contract::report::{ReportOrder, Reported};
 use crate::contract::{Error, ErrorKind, protocol, sealed};
 use crate::system::helper;
@@ -20,9 +20,7 @@ pub fn publish(
     ready: impl FnOnce(&str),
     mut text: impl FnMut() -> Result<String, Error>,
 ) -> Result<(), Error> {
-    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let ported = |place: &str| place.rsplit_once(':').is_some_and(|(_, port)| is_port(port));
-    if address.strip_prefix("tcp:").is_some_and(|place| !ported(place)) {
+    if address.strip_prefix("tcp:").is_some_and(|place| written_port(place).is_none()) {
         return Err(Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: format!("{address} has no port"),

@@ -78,7 +78,7 @@ static FORMATS: [Known; 36] = [
         |e| e.tail.starts_with(b"koly\0\0\0\x04\0\0\x02\0")),
     disk("sparseimage", "an Apple sparse image", "hdiutil convert IN -format UDTO -o OUT",
         |e| e.begins(b"sprs\0\0\0\x03")),
-    disk("asif", "an Apple sparse image (ASIF)", "diskutil image create from --format RAW IN OUT",
+    disk("asif", "an Apple sparse image (ASIF)", "diskutil image attach -nomount IN; dd if=/dev/diskN of=OUT",
         |e| e.begins(b"shdw\0\0\0\x01\0\0\x02\0")),
     disk("bochs", "a Bochs disk", "qemu-img convert -f bochs -O raw IN OUT",
         |e| e.begins(b"Bochs Virtual HD Image\0")),

@@ -1,5 +1,5 @@
 //! `cargo xtask bench report`: from the results in target/bench, `docs/benchmarks.md` with its charts, which
-//! has what the README claims, and `target/bench/report.md`, which has everything.
+//! has what the README claims and all goals, and `target/bench/report.md`, which has all figures.
 //! Never writes a number that is not in the data beside it.
 
 use std::fmt::Write;
@@ -15,12 +15,14 @@ use crate::exec;
 const INTRODUCTION: &str = "# Benchmarks
 
 `cargo xtask bench report` writes this page and its charts from the results in `target/bench`. It has the
-figures that the README claims; `target/bench/report.md`, which belongs to a release, has all figures and
-the goals, and the JSON files beside it have each run.
+figures that the README claims, and all goals, met and missed; a scenario that was not measured again keeps
+its part, with its date. `target/bench/report.md`, which belongs to a release, has all figures, and the JSON
+files beside it have each run.
 
 The numbers of one table come from one run on one machine, so their ratios can be compared: *ratio* is to the
 kernel's loop driver with direct I/O (*loop-direct*, *losetup* or *loops*), to the file itself (*file*), or
-to the peer that is named first, where those are not among them: it is 1.000 there. Do not compare numbers of different tables or of different machines.
+to the peer that is named first, where those are not among them: it is 1.000 there. Do not compare numbers of
+different tables or of different machines.
 *median* is over the rounds (*runs*), *spread* is (largest - smallest) / median.
 [TESTING.md](TESTING.md#benchmarks) says how to measure; what was tried to improve these numbers is in
 [decisions/](decisions/README.md).
@@ -40,41 +42,42 @@ const CLAIMS: [(&str, &[&str]); 10] = [
     ("nested", &["gzip-4-readers-2-cpus-s", "zstd-4-readers-2-cpus-s", "xz-4-readers-2-cpus-s"]),
 ];
 
-/// Writes both pages.
+/// Writes both pages. What was not measured again stays on the first one as it is.
 pub(crate) fn run() -> Result<u8> {
-    let (mut page, mut everything, mut verdicts) = (INTRODUCTION.to_owned(), String::new(), Vec::new());
-    for scenario in &SCENARIOS {
-        let record = Record::load(scenario.name)?;
-        if record.is_none() {
-            eprintln!("xtask: target/bench has no {}.json: that part is left out", scenario.name);
-        }
-        let record = record.unwrap_or_default();
-        verdicts.extend(goal::of(scenario.name, &record));
-        if !record.rows.is_empty() {
-            everything += &section(scenario, &record, "", |_| true);
-            if let Some((_, claims)) = CLAIMS.iter().find(|claim| claim.0 == scenario.name) {
-                let claimed = |row: &Row| claims.iter().any(|claim| row.what.starts_with(claim));
-                let charts = charts(scenario, &record, claims[0])?;
-                page += &section(scenario, &record, &charts, claimed);
-            }
-        }
-    }
-    let met = verdicts.iter().filter(|one| one.met).count();
-    let goals = format!("\n## Goals\n\n{met} of {} are met.\n\n{}", verdicts.len(), goal::table(&verdicts));
     let docs = exec::workspace().join("docs/benchmarks.md");
+    let before = std::fs::read_to_string(&docs).unwrap_or_default();
+    let (mut page, mut everything) = (INTRODUCTION.to_owned(), INTRODUCTION.to_owned());
+    for scenario in &SCENARIOS {
+        let Some(record) = Record::load(scenario.name)? else {
+            eprintln!("xtask: target/bench has no {}.json: its part of the page stays", scenario.name);
+            page += part(&before, scenario.title);
+            continue;
+        };
+        everything += &section(scenario, &record, "", |_| true);
+        let claims = CLAIMS.iter().find(|claim| claim.0 == scenario.name).map_or(&[][..], |claim| claim.1);
+        let charts = claims.first().map_or(Ok(String::new()), |claim| charts(scenario, &record, claim))?;
+        let claimed = |row: &Row| claims.iter().any(|claim| row.what.starts_with(claim));
+        page += &section(scenario, &record, &charts, claimed);
+    }
     let report = record::dir()?.join("report.md");
-    for (path, text) in [(docs, page), (report, format!("{INTRODUCTION}{goals}{everything}"))] {
+    for (path, text) in [(docs, page), (report, everything)] {
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
     }
     Ok(0)
 }
 
-/// A scenario's heading, settings, charts and the tables of the rows that are wanted.
+/// The part of a page that has this title, with the empty line before it; empty if there is none.
+fn part<'a>(page: &'a str, title: &str) -> &'a str {
+    let Some(begin) = page.find(&format!("\n## {title}\n")) else { return "" };
+    let rest = &page[begin + 1..];
+    rest.find("\n## ").map_or(&page[begin..], |end| &page[begin..=begin + end])
+}
+
+/// A scenario's heading, settings, charts, the tables of the rows that are wanted, and all its goals.
 fn section(scenario: &Scenario, record: &Record, charts: &str, wanted: impl Fn(&Row) -> bool) -> String {
     let mut text = format!("\n## {}\n\n{}\n\n", scenario.title, scenario.about);
-    let has = |setting: &&Setting| record.rows.iter().any(|row| row.place == setting.place && wanted(row));
-    for setting in record.settings.iter().filter(has) {
+    for setting in &record.settings {
         let Setting { place, date, commit, build, kernel, cpus, emulator, command, notes } = setting;
         // Writing to a string cannot fail.
         let _ = writeln!(text, "- {place}: {date} UTC, becket {commit}, SHA-256 {build}, by `{command}`");
@@ -83,7 +86,13 @@ fn section(scenario: &Scenario, record: &Record, charts: &str, wanted: impl Fn(&
             let _ = writeln!(text, "  - {note}");
         }
     }
-    format!("{text}\n{charts}{}", record.table(wanted).trim_end()) + "\n"
+    let goals = goal::table(&goal::of(scenario.name, record));
+    for part in [charts, &record.table(wanted), &goals] {
+        if !part.trim().is_empty() {
+            text = text + "\n" + part.trim() + "\n";
+        }
+    }
+    text
 }
 
 /// Writes the chart of the first place that has the figure whose name begins so; how the page shows it.
@@ -135,10 +144,21 @@ mod tests {
         for word in ["2026-01-31 12:00 UTC, becket abc", "7.3", "fio-3.33", "0.880"] {
             assert!(text.contains(word), "{word}: {text}");
         }
-        assert!(!section(&SCENARIOS[0], &record, "", |_| false).contains("abc"));
+        let goals = section(&SCENARIOS[0], &record, "", |_| false);
+        assert!(goals.contains("abc") && goals.contains("**missed**") && !goals.contains("0.880"), "{goals}");
         let rows: Vec<&Row> = record.rows.iter().collect();
         let svg = chart("t", &rows, &record);
         assert!(svg.contains("not measured") && svg.contains("44000 (0.880)"), "{svg}");
+    }
+
+    #[test]
+    fn what_was_not_measured_again_stays() {
+        let page = "# Page\n\n## One\n\n1\n\n## One more\n\n2\n";
+        assert_eq!(part(page, "One"), "\n## One\n\n1\n");
+        assert_eq!(part(page, "One more"), "\n## One more\n\n2\n");
+        assert_eq!(part(page, "Page"), "");
+        let (one, more) = (part(page, "One"), part(page, "One more"));
+        assert_eq!(format!("# Page\n{one}{more}"), page);
     }
 
     #[test]

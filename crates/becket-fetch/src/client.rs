@@ -343,7 +343,7 @@ impl Client {
         let refused = |why| Trouble::Fatal(self.refused(why, None));
         let tls = |why: &rustls::Error| {
             let unknown = matches!(why, InvalidCertificate(UnknownIssuer));
-            Trouble::Fatal(self.refused(format!("TLS: {why}"), unknown.then_some(AUTHORITY)))
+            Trouble::Fatal(self.refused(format!("TLS: {why}"), unknown.then(|| AUTHORITY.to_owned())))
         };
         let by_proxy = self.agents.has_proxy(url);
         let again = |why: String| match by_proxy {
@@ -380,24 +380,25 @@ impl Client {
         let refused = |why: String, fix| Trouble::Fatal(self.refused(why, fix));
         let changed =
             |why: &str| Trouble::Fatal(Error::Changed { url: shown(&self.url), why: why.to_owned() });
-        let forwarded = self.agents.is_forwarded(&answer.get_uri().to_string());
+        let answered = answer.get_uri().to_string();
+        let forwarded = self.agents.is_forwarded(&answered);
         let who = if forwarded { "the server, or the proxy on the way to it," } else { "the server" };
         match status {
             // An empty object has no ranges, and some servers send all of it.
             200 if header(answer, "content-length") == Some("0") => refused("it is empty".to_owned(), None),
             200 => refused(
                 "the server sends the whole object when it is asked for a part".to_owned(),
-                Some("download it, or use a server that serves ranges"),
+                Some("download it, or use a server that serves ranges".to_owned()),
             ),
             404 | 410 if known.is_some() => changed("it is not there any more"),
             404 | 410 => refused(
                 format!("there is no such object (status {status})"),
-                Some("in a URL a path inside the image follows #: https://HOST/disk.img#p1"),
+                Some("in a URL a path inside the image follows #: https://HOST/disk.img#p1".to_owned()),
             ),
             401 | 403 => refused(
                 format!("{who} does not allow it (status {status})"),
                 // A proxy that wants a password says so by another status.
-                (status == 401 || !forwarded).then(|| lock(&self.access).rights.origin().hint()),
+                (status == 401 || !forwarded).then(|| self.not_allowed(&answered)),
             ),
             407 => refused(NO_PASSWORD.to_owned(), None),
             412 => changed("the server has another version"),
@@ -413,6 +414,21 @@ impl Client {
             }
             _ => refused(format!("{who} answers with status {status}"), None),
         }
+    }
+
+    /// What the user can do if what answers for this URL does not allow it.
+    fn not_allowed(&self, answered: &str) -> String {
+        let access = lock(&self.access);
+        let origin = access.rights.origin();
+        let (address, other) = (origin.address(), Parts::of(answered));
+        if other.is_same_server(Parts::of(&address)) {
+            return origin.hint();
+        }
+        let place = shown(&format!("{}://{}", other.scheme, other.authority));
+        format!(
+            "it redirects to {place}, and passwords, tokens and keys are sent to the server of the URL \
+             alone: if that other one wants any, name its own URL"
+        )
     }
 
     /// Takes the body of an answer, once its head has said all that it must.
@@ -444,7 +460,7 @@ impl Client {
                         None => "neither an ETag nor a date",
                     };
                     let why = format!("the server names {names}, so a change would not be noticed");
-                    return Err(self.refused(why, Some("download the image first")).into());
+                    return Err(self.refused(why, Some("download the image first".to_owned())).into());
                 };
                 Known { version, size }
             }
@@ -520,7 +536,7 @@ impl Client {
         Err(self.refused(format!("it redirects to {}, which is {what}", shown(url)), None))
     }
 
-    pub(crate) fn refused(&self, why: String, fix: Option<&'static str>) -> Error {
+    pub(crate) fn refused(&self, why: String, fix: Option<String>) -> Error {
         Error::Refused { url: shown(&self.url), why, fix }
     }
 }

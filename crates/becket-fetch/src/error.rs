@@ -23,7 +23,7 @@ pub enum Error {
         /// What is wrong with the answer.
         why: String,
         /// What the user can do.
-        fix: Option<&'static str>,
+        fix: Option<String>,
     },
     /// The object is not the one that was opened.
     #[error("{url}: source changed: {why}")]
@@ -140,8 +140,7 @@ impl Error {
     /// What the user can do about it.
     pub fn fix(&self) -> Option<&str> {
         match self {
-            Error::Refused { fix, .. } => *fix,
-            Error::Stream { fix, .. } => fix.as_deref(),
+            Error::Refused { fix, .. } | Error::Stream { fix, .. } => fix.as_deref(),
             Error::Incomplete { fix, .. } => Some(fix),
             Error::NoStore => Some("set one of them, or name the directory by --store DIR"),
             Error::NoRoom { .. } => Some("name a directory on a larger file system by --store DIR"),

@@ -1,7 +1,11 @@
 //! Passwords for servers, from the user's netrc file (the format of ftp(1) and curl(1)).
 //! They are sent to the host that the user named, and never to another.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use becket_image::shown;
 
 use crate::home;
 
@@ -15,19 +19,55 @@ pub(crate) struct Login {
     pub(crate) password: String,
 }
 
-/// What `$NETRC`, or else `~/.netrc`, says of a host; `None` where it says nothing or cannot be read.
-pub(crate) fn login(host: &str) -> Option<Login> {
-    let home = || Some(PathBuf::from(home::variable("HOME")?).join(".netrc"));
-    let path = home::variable("NETRC").map(PathBuf::from).or_else(home)?;
-    let size = std::fs::metadata(&path).ok().filter(|meta| meta.is_file())?.len();
-    if size > LARGEST {
-        return None;
+/// What the user's file says of a host.
+pub(crate) enum Netrc {
+    /// Nothing says where the file is.
+    Nowhere,
+    /// There is no such file; safe to show, as all that follow.
+    Missing(String),
+    /// It is there, and cannot be read for this reason.
+    Unread(String, String),
+    /// It has no login for the host.
+    Silent(String),
+    Login(String, Login),
+}
+
+impl Netrc {
+    /// Looks a host up in `$NETRC`, or else in `~/.netrc`.
+    pub(crate) fn of_user(host: &str) -> Netrc {
+        let home = || Some(PathBuf::from(home::variable("HOME")?).join(".netrc"));
+        match home::variable("NETRC").map(PathBuf::from).or_else(home) {
+            Some(path) => Netrc::at(&path, host),
+            None => Netrc::Nowhere,
+        }
     }
-    find(&std::fs::read_to_string(path).ok()?, host)
+
+    fn at(path: &Path, host: &str) -> Netrc {
+        let file = shown(path.as_os_str().as_bytes());
+        let meta = match std::fs::metadata(path) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Netrc::Missing(file);
+            }
+            meta => meta.map_err(|error| error.to_string()),
+        };
+        let text = meta.and_then(|meta| match meta.is_file() {
+            false => Err("it is not a regular file".to_owned()),
+            true if meta.len() > LARGEST => Err(format!("it has more than {LARGEST} bytes")),
+            true => std::fs::read_to_string(path).map_err(|error| error.to_string()),
+        });
+        match text.and_then(|text| find(&text, host)) {
+            Ok(Some(login)) => Netrc::Login(file, login),
+            Ok(None) => Netrc::Silent(file),
+            Err(why) => Netrc::Unread(file, why),
+        }
+    }
 }
 
 /// The entry of a host; that of `default` where there is no other before it.
-fn find(text: &str, host: &str) -> Option<Login> {
+///
+/// # Errors
+/// It is not known where a word of the file ends: a sentence.
+fn find(text: &str, host: &str) -> Result<Option<Login>, String> {
     // A macro ends at an empty line, and has lines like entries.
     let mut lines = text.lines();
     let mut words: Vec<String> = Vec::new();
@@ -35,7 +75,7 @@ fn find(text: &str, host: &str) -> Option<Login> {
         if line.split_whitespace().next() == Some("macdef") {
             lines.by_ref().find(|line| line.trim().is_empty());
         } else if !line.trim_start().starts_with('#') {
-            words.extend(split(line)?);
+            words.extend(split(line).ok_or("a quoted word in it has no end")?);
         }
     }
     let mut words = words.into_iter();
@@ -45,7 +85,7 @@ fn find(text: &str, host: &str) -> Option<Login> {
         match word.as_str() {
             "machine" | "default" => {
                 if ours && let Some(login) = found() {
-                    return Some(login);
+                    return Ok(Some(login));
                 }
                 (name, password) = (None, None);
                 ours =
@@ -57,7 +97,8 @@ fn find(text: &str, host: &str) -> Option<Login> {
             _ => {}
         }
     }
-    Some(Login { name: name.filter(|_| ours)?, password: password? })
+    let both = name.filter(|_| ours).zip(password);
+    Ok(both.map(|(name, password)| Login { name, password }))
 }
 
 /// The words of a line. As curl has it, one that begins with `"` goes on to the next `"`, and a backslash in
@@ -123,7 +164,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str, host: &str) -> Option<(String, String)> {
-        find(text, host).map(|login| (login.name, login.password))
+        find(text, host).ok()?.map(|login| (login.name, login.password))
     }
 
     #[test]
@@ -160,6 +201,42 @@ mod tests {
         }
         assert_eq!(password(r#""a b"#), None, "it has no end");
         assert_eq!(password(r#""a\"#), None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_taken_for_one_that_says_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| match Netrc::at(&place.path().join(name), "a") {
+            Netrc::Nowhere => panic!("it is named"),
+            Netrc::Missing(_) => "missing".to_owned(),
+            Netrc::Unread(file, why) => {
+                assert!(file.ends_with(name), "{file}");
+                why
+            }
+            Netrc::Silent(_) => "silent".to_owned(),
+            Netrc::Login(..) => "login".to_owned(),
+        };
+        let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+        write("good", b"machine a login b password c");
+        write("other", b"machine b login b password c");
+        write("open", b"machine a login b password \"c");
+        write("binary", b"machine a login b password \xff");
+        std::fs::create_dir(place.path().join("dir")).unwrap();
+        std::os::unix::fs::symlink("loop", place.path().join("loop")).unwrap();
+        std::fs::File::create(place.path().join("long")).unwrap().set_len(LARGEST + 1).unwrap();
+        for (name, what) in [
+            ("good", "login"),
+            ("other", "silent"),
+            ("none", "missing"),
+            ("good/none", "missing"),
+            ("open", "a quoted word in it has no end"),
+            ("binary", "UTF-8"),
+            ("dir", "not a regular file"),
+            ("loop", "symbolic links"),
+            ("long", "more than 1048576 bytes"),
+        ] {
+            assert!(at(name).contains(what), "{name}: {}", at(name));
+        }
     }
 
     #[test]

@@ -171,33 +171,6 @@ fn a_password_goes_to_the_named_host_only() {
     assert!(!other.log().is_empty() && other.log().iter().all(|one| one.header("authorization").is_none()));
 }
 
-#[test]
-fn who_has_no_home_directory_hears_that_no_password_was_looked_for() {
-    let place = scratch();
-    let origin = Origin::start(vec![7; 1 << 20]);
-    origin.trick(|_, _| Reply::status(401));
-    let hint = |home: Option<&str>, url: &str| {
-        let mut command = command(&place, &["ls", url]);
-        for name in ["NETRC", "HOME", "AWS_ACCESS_KEY_ID", "DOCKER_CONFIG", "XDG_RUNTIME_DIR"] {
-            command.env_remove(name);
-        }
-        let ran = place.finish(command.envs(home.map(|home| ("HOME", home))));
-        assert_eq!(ran.code, 1, "{ran:?}");
-        ran.err
-    };
-    let host = origin.url("").replace("http://", "");
-    for (url, usual) in [
-        (origin.url("/d.img"), "~/.netrc"),
-        (format!("s3://bucket/d.img?endpoint=http://{host}"), "aws configure"),
-        (format!("oci://{host}/d"), "docker login REGISTRY"),
-    ] {
-        let said = hint(None, &url);
-        assert!(said.contains("$HOME") && !said.contains(usual), "{said}");
-        let said = hint(Some("/"), &url);
-        assert!(said.contains(usual) && !said.contains("$HOME"), "{said}");
-    }
-}
-
 /// What is killed at any moment has fetched what it has fetched.
 #[test]
 fn no_byte_is_fetched_twice_though_the_command_is_killed() {

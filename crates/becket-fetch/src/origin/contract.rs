@@ -48,13 +48,13 @@ pub(crate) trait Origin {
     }
 
     /// What the user can do if the server does not allow it.
-    fn hint(&self) -> &'static str;
+    fn hint(&self) -> String;
 }
 
 /// Why an origin cannot go on.
 pub(crate) enum Failed {
     /// A sentence, and what the user can do.
-    Because(String, Option<&'static str>),
+    Because(String, Option<String>),
     Error(Error),
 }
 

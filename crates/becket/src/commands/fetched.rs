@@ -287,7 +287,7 @@ pub(super) fn failure(verb: &str, path: &Path, error: &becket_fetch::Error) -> F
     let why = text.strip_prefix(start).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text);
     let failure = Failure::new(error.kind(), format!("cannot {verb} {named}: {why}"));
     match error.fix() {
-        Some(fix) => failure.hint(fix),
+        Some(fix) => failure.hint(crate::failure::without_errno(fix)),
         None => failure,
     }
 }

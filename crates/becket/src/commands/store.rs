@@ -30,7 +30,7 @@ fn open(store: &StoreDir) -> Result<Store, Failure> {
 fn failed(error: becket_fetch::Error) -> Failure {
     let failure = Failure::new(error.kind(), crate::failure::without_errno(&error.to_string()));
     match error.fix() {
-        Some(fix) => failure.hint(fix),
+        Some(fix) => failure.hint(crate::failure::without_errno(fix)),
         None => failure,
     }
 }

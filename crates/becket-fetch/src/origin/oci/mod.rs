@@ -173,12 +173,16 @@ impl Origin for Oci {
         Ok(self.authorization.is_some() && self.authorization != before)
     }
 
-    fn hint(&self) -> &'static str {
-        if !home::is_any_set(&["HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"]) {
-            return "$HOME is not set, so no file of 'docker login' was looked for: set it, or \
-                    $REGISTRY_AUTH_FILE to the path of such a file";
-        }
-        "run 'docker login REGISTRY', or check what its account may read"
+    fn hint(&self) -> String {
+        let files = ["HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"];
+        let hint = match home::is_any_set(&files) {
+            true => "run 'docker login REGISTRY', or check what its account may read",
+            false => {
+                "$HOME is not set, so no file of 'docker login' was looked for: set it, or \
+                 $REGISTRY_AUTH_FILE to the path of such a file"
+            }
+        };
+        hint.to_owned()
     }
 }
 

@@ -119,15 +119,16 @@ impl Origin for S3 {
         Ok(other.is_some())
     }
 
-    fn hint(&self) -> &'static str {
-        match self.keys {
+    fn hint(&self) -> String {
+        let hint = match self.keys {
             Some(_) => "check that the keys in use may read the object, or choose others with ?profile=NAME",
             None if !home::is_any_set(&["HOME", "AWS_SHARED_CREDENTIALS_FILE"]) => {
                 "$HOME is not set, so the files of the AWS tools were not looked for: set it, or \
                  AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             }
             None => "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run 'aws configure'",
-        }
+        };
+        hint.to_owned()
     }
 }
 

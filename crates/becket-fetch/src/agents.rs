@@ -10,7 +10,7 @@ use ureq::{Agent, Proxy, ProxyProtocol};
 use crate::access::Access;
 use crate::forward;
 use crate::place::Parts;
-use crate::proxies::Proxies;
+use crate::proxies::{Named, Proxies};
 
 /// The longest head of an answer, in bytes.
 pub(crate) const HEAD_MAX: usize = 32 << 10;
@@ -84,12 +84,12 @@ impl Agents {
 
     /// Whether what answers for a URL may be a proxy: it sees each request for plain http.
     pub(crate) fn is_forwarded(&self, url: &str) -> bool {
-        !Parts::of(url).is_secure() && self.has_proxy(url)
+        !Parts::of(url).is_secure() && self.proxy(url).is_some()
     }
 
-    /// Whether a proxy is the way to the server of a URL.
-    pub(crate) fn has_proxy(&self, url: &str) -> bool {
-        self.proxies.way(Parts::of(url)).is_some()
+    /// The proxy that is the way to the server of a URL.
+    pub(crate) fn proxy(&self, url: &str) -> Option<Named> {
+        self.proxies.named(Parts::of(url))
     }
 }
 

@@ -23,6 +23,7 @@ use crate::inward::{Inward, led};
 use crate::origin::{Failed, Header, Rights, Short};
 use crate::pace::Pace;
 use crate::place::{Parts, redirected, shown};
+use crate::proxies::Named;
 use crate::steady::{DRIPS, PROGRESS, Steady};
 use crate::version::{Known, Version};
 use crate::waits::{PAUSE, Trouble, Waiting, Waits};
@@ -42,13 +43,6 @@ const BUFFER: usize = 128 << 10;
 
 /// The least that an answer is waited for.
 const LEAST: Duration = Duration::from_millis(100);
-
-/// What a proxy wants that got no password, or a wrong one.
-const NO_PASSWORD: &str = "the proxy asks for a password: http_proxy=http://NAME:PASSWORD@HOST:PORT";
-
-/// A proxy that is not asked.
-const NO_PROXY: &str =
-    "its proxy is none that becket can use: write http://HOST:PORT into $http_proxy or $https_proxy";
 
 /// What helps where nobody knows who has signed a certificate.
 const AUTHORITY: &str =
@@ -345,14 +339,16 @@ impl Client {
             let unknown = matches!(why, InvalidCertificate(UnknownIssuer));
             Trouble::Fatal(self.refused(format!("TLS: {why}"), unknown.then(|| AUTHORITY.to_owned())))
         };
-        let by_proxy = self.agents.has_proxy(url);
-        let again = |why: String| match by_proxy {
-            true => Trouble::Again(format!("{why} (by the proxy that the environment names)"), None),
-            false => Trouble::Again(why, None),
+        let proxy = self.agents.proxy(url);
+        let again = |why: String| match &proxy {
+            Some(Named { place, variable }) => {
+                Trouble::Again(format!("{why} (by the proxy {place} that ${variable} names)"), None)
+            }
+            None => Trouble::Again(why, None),
         };
         match &error {
             ureq::Error::ConnectProxyFailed(why) if why.contains("responded 407") => {
-                refused(NO_PASSWORD.to_owned())
+                refused(self.no_password(url))
             }
             ureq::Error::ConnectProxyFailed(why) if why.contains("responded 4") => {
                 refused(format!("no way to it: the {why}"))
@@ -367,7 +363,12 @@ impl Client {
             | ureq::Error::ConnectProxyFailed(_)
             | ureq::Error::BodyStalled => again(plainly(&error)),
             ureq::Error::Rustls(why) => tls(why),
-            ureq::Error::InvalidProxyUrl => refused(NO_PROXY.to_owned()),
+            ureq::Error::InvalidProxyUrl => {
+                let variable = proxy.as_ref().map_or("", |proxy| proxy.variable.as_str());
+                refused(format!(
+                    "its proxy is none that becket can use: write http://HOST:PORT into ${variable}"
+                ))
+            }
             ureq::Error::LargeResponseHeader(..) => {
                 refused(format!("the head of its answer has more than {HEAD_MAX} bytes"))
             }
@@ -400,7 +401,7 @@ impl Client {
                 // A proxy that wants a password says so by another status.
                 (status == 401 || !forwarded).then(|| self.not_allowed(&answered)),
             ),
-            407 => refused(NO_PASSWORD.to_owned(), None),
+            407 => refused(self.no_password(&answered), None),
             412 => changed("the server has another version"),
             416 if known.is_some() => changed("it is shorter"),
             416 => match header(answer, "content-range").and_then(answer::content_range) {
@@ -413,6 +414,16 @@ impl Client {
                 Trouble::Again(format!("{who} answers with status {status}"), asked)
             }
             _ => refused(format!("{who} answers with status {status}"), None),
+        }
+    }
+
+    /// What a proxy wants that got no password, or a wrong one.
+    fn no_password(&self, url: &str) -> String {
+        match self.agents.proxy(url) {
+            Some(Named { place, variable }) => {
+                format!("the proxy asks for a password: write http://NAME:PASSWORD@{place} into ${variable}")
+            }
+            None => "the server asks for the password of a proxy, and none is on the way".to_owned(),
         }
     }
 

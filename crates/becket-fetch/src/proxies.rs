@@ -14,8 +14,18 @@ pub(crate) struct Proxies {
     pub(crate) plain: Option<String>,
     /// For `https://`.
     pub(crate) secure: Option<String>,
+    /// The variables that name these two; an order of an earlier version does not say.
+    #[serde(default)]
+    named_by: (String, String),
     /// Hosts that are reached without one.
     direct: String,
+}
+
+/// A proxy, for people.
+pub(crate) struct Named {
+    /// `HOST:PORT`, as it is written.
+    pub(crate) place: String,
+    pub(crate) variable: String,
 }
 
 impl Proxies {
@@ -26,18 +36,33 @@ impl Proxies {
 
     /// `HTTP_PROXY` is not read: a web server sets it from what a client of it says.
     fn of(env: &dyn Fn(&str) -> Option<String>) -> Proxies {
-        let first = |names: &[&str]| names.iter().find_map(|name| env(name).filter(|text| !text.is_empty()));
-        Proxies {
-            plain: first(&["http_proxy", "all_proxy", "ALL_PROXY"]),
-            secure: first(&["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]),
-            direct: first(&["no_proxy", "NO_PROXY"]).unwrap_or_default(),
-        }
+        let set = |name: &&str| Some((env(name).filter(|text| !text.is_empty())?, (*name).to_owned()));
+        let first = |names: &[&str]| names.iter().find_map(set).unzip();
+        let (plain, plain_by) = first(&["http_proxy", "all_proxy", "ALL_PROXY"]);
+        let (secure, secure_by) = first(&["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]);
+        let named_by = (plain_by.unwrap_or_default(), secure_by.unwrap_or_default());
+        let direct = first(&["no_proxy", "NO_PROXY"]).0.unwrap_or_default();
+        Proxies { plain, secure, named_by, direct }
     }
 
     /// The proxy by which a server is reached.
     pub(crate) fn way(&self, server: Parts<'_>) -> Option<&str> {
         let proxy = if server.is_secure() { &self.secure } else { &self.plain };
         proxy.as_deref().filter(|_| !self.is_direct(server.host()))
+    }
+
+    /// Where the proxy is by which a server is reached, without its password, and the variable that names it.
+    pub(crate) fn named(&self, server: Parts<'_>) -> Option<Named> {
+        let proxy = self.way(server)?;
+        let (by, usual) = match server.is_secure() {
+            true => (&self.named_by.1, "https_proxy"),
+            false => (&self.named_by.0, "http_proxy"),
+        };
+        let variable = if by.is_empty() { usual.to_owned() } else { by.clone() };
+        // A password may have any sign in it.
+        let place = proxy.split_once("://").map_or(proxy, |(_, rest)| rest);
+        let place = place.rsplit('@').next().unwrap_or_default().split('/').next().unwrap_or_default();
+        Some(Named { place: becket_image::shown(place.as_bytes()), variable })
     }
 
     fn is_direct(&self, host: &str) -> bool {
@@ -92,6 +117,25 @@ mod tests {
         assert_eq!(ways(&[("HTTPS_PROXY", "a"), ("HTTP_PROXY", "b")]), pair("", "a"));
         assert_eq!(ways(&[("HTTPS_PROXY", "A"), ("https_proxy", "a")]), pair("", "a"));
         assert_eq!(ways(&[("ALL_PROXY", "C"), ("all_proxy", "c"), ("http_proxy", "")]), pair("c", "c"));
+    }
+
+    #[test]
+    fn a_proxy_is_named_by_its_variable_and_without_its_password() {
+        let named = |env: &[(&str, &str)], url: &str| {
+            of(env).named(Parts::of(url)).map(|Named { place, variable }| format!("{variable} {place}"))
+        };
+        for (env, said) in [
+            (("http_proxy", "http://me:s3cret@proxy.test:3128/"), "http_proxy proxy.test:3128"),
+            (("ALL_PROXY", "me:s3/c@ret@[::1]:8"), "ALL_PROXY [::1]:8"),
+            (("all_proxy", "socks5://\x1b@10.0.0.1"), "all_proxy 10.0.0.1"),
+        ] {
+            assert_eq!(named(&[env], "http://h/x").as_deref(), Some(said));
+        }
+        let all = [("http_proxy", "a:1"), ("ALL_PROXY", "b:2"), ("HTTPS_PROXY", "c:3")];
+        assert_eq!(named(&all, "https://h/x").as_deref(), Some("HTTPS_PROXY c:3"));
+        assert_eq!(named(&all[2..], "http://h/x"), None);
+        let old: Proxies = serde_json::from_str(r#"{"plain":"a:1","secure":null,"direct":""}"#).unwrap();
+        assert_eq!(old.named(Parts::of("http://h/x")).unwrap().variable, "http_proxy");
     }
 
     #[test]

@@ -73,3 +73,15 @@ fn a_refusal_says_which_password_was_sent_or_why_none_was() {
     assert!(hint().starts_with(&format!("it redirects to {}, and passwords", other.url(""))), "{}", hint());
     assert!(other.log().iter().all(|request| request.header("authorization").is_none()));
 }
+
+#[test]
+fn a_proxy_that_is_dead_is_named_with_its_variable() {
+    let place = scratch();
+    for (variable, proxy) in [("http_proxy", "http://me:s3cret@127.0.0.1:1"), ("ALL_PROXY", "127.0.0.1:1")] {
+        let mut becket = command(&place, &["ls", "--origin-timeout", "100ms", "http://images.test/d.img"]);
+        becket.env_remove("no_proxy").env_remove("NO_PROXY").env(variable, proxy);
+        let ran = place.finish(&mut becket);
+        let said = format!("(by the proxy 127.0.0.1:1 that ${variable} names)");
+        assert!(ran.code == 1 && ran.err.contains(&said) && !ran.err.contains("s3cret"), "{ran:?}");
+    }
+}

@@ -359,7 +359,11 @@ impl How {
 
     /// Reports a failure, and says whether it can help to try again, after a pause.
     fn failed(&self, error: &Error) -> bool {
-        let why = error.to_string();
+        let why = match error {
+            // Who hears it knows since when, and how long that is by now.
+            Error::Away { url, why, .. } => format!("{url}: {why}"),
+            error => error.to_string(),
+        };
         let mut state = lock(&self.state);
         let ends = match error {
             Error::Changed { .. } => Some(Condition::Changed(why.clone())),
@@ -416,5 +420,18 @@ mod tests {
         assert_eq!(follow(216..217, 20), 20, "no further than that");
         assert_eq!(follow(500..501, 0), 0, "nothing is fetched ahead");
         assert_eq!(plan.follow(&(700..701), 1, 0, 16, 64), 0, "nothing beside it");
+    }
+
+    #[test]
+    fn a_server_that_is_away_is_reported_without_a_time_that_grows() {
+        let (heard, presence) = (Arc::new(Mutex::new(Vec::new())), Presence::new(1 << 20, 8 << 10).unwrap());
+        let tell = {
+            let heard = Arc::clone(&heard);
+            Box::new(move |condition: Condition| lock(&heard).push(condition))
+        };
+        let how = How { timeout: None, tell, state: Mutex::default(), presence };
+        let (url, why) = ("http://h/x".to_owned(), "it takes no connection".to_owned());
+        assert!(how.failed(&Error::Away { url, seconds: 2, why }));
+        assert_eq!(*lock(&heard), [Condition::Away("http://h/x: it takes no connection".to_owned())]);
     }
 }

@@ -159,6 +159,8 @@ fn fuse_a_server_that_is_away_is_waited_for() {
     };
     assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
     assert!(place.ok(["list"]).contains("waiting"));
+    let away = only(&place)["away"].as_str().unwrap_or_default().to_owned();
+    assert!(away.contains("status 503") && !away.contains("no answer for"), "{away}");
     let metric = |value: u32| format!("\nbecket_device_origin_away{{name=\"fuse0\"}} {value}\n");
     assert!(place.ok(["metrics"]).contains(&metric(1)), "{}", place.ok(["metrics"]));
     assert!(!waits.is_finished(), "it waits");

@@ -22,7 +22,7 @@ use crate::error::is_full;
 use crate::in_order::InOrder;
 use crate::length;
 use crate::object::{Object, Supply};
-use crate::place::{plain_name, shown};
+use crate::place::{plain_name, shown, url_of_file};
 use crate::remote::{Options, Remote};
 use crate::steps::Steps;
 use crate::store::{Held, Meta, SIZE_MAX, Store, stamp};
@@ -86,8 +86,7 @@ pub fn decoded(
             let path = fs::canonicalize(&host).map_err(Error::store(&host, "it cannot be looked up"))?;
             let version = ends(&file, meta.len()).map_err(Error::store(&host, "it cannot be read"))?;
             let below = Below { name: in_it(&path), version: stamp(&version) };
-            let url = format!("file:{}", path.display());
-            (url, unpacked(state_of(&meta)), host.display().to_string(), below)
+            (url_of_file(&path), unpacked(state_of(&meta)), host.display().to_string(), below)
         }
     };
     let last = host.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -2,6 +2,7 @@
 //! It never looks a name up and opens nothing.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -102,6 +103,20 @@ pub(crate) fn shown(url: &str) -> String {
 /// The same of where an object comes from, which may be a file of this host.
 pub(crate) fn shown_source(url: &str) -> String {
     url.strip_prefix("file:").map_or_else(|| shown(url), |path| becket_image::shown(path.as_bytes()))
+}
+
+/// What stands for a URL where the store knows a compressed file of this host, by its path without links.
+pub(crate) fn url_of_file(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+/// The same by any path of a file, which may be gone.
+pub(crate) fn url_of_path(path: &Path) -> String {
+    let gone = || {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some(fs::canonicalize(dir).ok()?.join(path.file_name()?))
+    };
+    url_of_file(&fs::canonicalize(path).ok().or_else(gone).unwrap_or_else(|| path.to_owned()))
 }
 
 /// The parts of a URL; all borrowed.
@@ -251,6 +266,19 @@ mod tests {
         }
         let long = place(&format!("http://h/{}.qcow2", "x".repeat(300))).unwrap().file_name();
         assert!(long.len() == 100 && long.ends_with(".qcow2"));
+    }
+
+    #[test]
+    fn a_file_of_this_host_is_known_by_its_path_without_links_also_when_it_is_gone() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = fs::canonicalize(temp.path()).unwrap();
+        fs::write(dir.join("d.gz"), "").unwrap();
+        std::os::unix::fs::symlink(&dir, dir.join("link")).unwrap();
+        for name in ["d.gz", "gone.gz"] {
+            let url = format!("file:{}/{name}", dir.display());
+            assert_eq!(url_of_path(&dir.join("link").join(name)), url);
+        }
+        assert_eq!(url_of_path(Path::new("gone.gz")), url_of_path(Path::new("./gone.gz")));
     }
 
     #[test]

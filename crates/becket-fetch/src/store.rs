@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::home;
 use crate::latest;
-use crate::place::{Place, short_digest, shown, shown_source};
+use crate::place::{Place, short_digest, shown, shown_source, url_of_path};
 use crate::signature::unsigned;
 use crate::table::Table;
 use crate::temporary::Temporary;
@@ -351,14 +351,14 @@ impl Store {
         Ok(all)
     }
 
-    /// The objects of a URL; all where none is named.
+    /// The objects of a URL, or of the path of a compressed file of this host.
     ///
     /// # Errors
     /// As [`Store::list`].
-    pub fn find(&self, url: Option<&str>) -> Result<Vec<Entry>, Error> {
+    pub fn find(&self, asked: &str) -> Result<Vec<Entry>, Error> {
         let mut all = self.list()?;
-        let url = url.map(unsigned);
-        all.retain(|entry| url.as_ref().is_none_or(|url| entry.full == *url || entry.url == *url));
+        let names = [unsigned(asked), url_of_path(Path::new(asked))];
+        all.retain(|entry| names.contains(&entry.full) || names.contains(&entry.url));
         Ok(all)
     }
 

@@ -332,6 +332,41 @@ fn what_is_decoded_is_called_by_the_name_of_its_file() {
 }
 
 #[test]
+fn what_was_decoded_of_a_file_is_found_in_the_store_by_the_file_s_path() {
+    let name = "streams::what_was_decoded_of_a_file_is_found_in_the_store_by_the_file_s_path";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("d.img"), 4 << 20, 5);
+    let packed = pack(&place, &place.path("d.img"), "gzip");
+    std::os::unix::fs::symlink(&packed, place.path("link.gz")).unwrap();
+    let refused = |words: &[&str], said: &str| {
+        let ran = run(&place, words);
+        assert!(
+            ran.code != 0 && ran.err.contains(said) && !ran.err.contains("--record"),
+            "{words:?}: {ran:?}"
+        );
+    };
+    let decodes = "it is decoded into the store when all of it is first read: becket cat d.img.gz >/dev/null";
+    refused(&["store", "prefetch", "d.img.gz"], decodes);
+    refused(&["store", "prefetch", "d.img"], "it needs no store");
+    refused(&["store", "prefetch", "none.gz"], "is not a URL of what becket fetches");
+    refused(&["store", "list", "d.img.gz"], "the store has nothing of d.img.gz");
+    ok(&place, &["copy", "d.img.gz", "out"]);
+    let file = packed.to_str().unwrap();
+    for word in ["d.img.gz", "./d.img.gz", "link.gz", file, &format!("file:{file}")] {
+        let list = run(&place, &["--json", "store", "list", word]).json();
+        assert_eq!(list["objects"].as_array().map(Vec::len), Some(1), "{word}: {list:#}");
+    }
+    refused(&["store", "trace", "d.img.gz"], "nothing was recorded of d.img.gz");
+    // Also when the file is gone.
+    fs::remove_file(&packed).unwrap();
+    assert_eq!(run(&place, &["--json", "store", "drop", "d.img.gz"]).json()["dropped"][0]["size"], 4 << 20);
+    assert_eq!(ok(&place, &["store", "list"]), "");
+}
+
+#[test]
 fn fuse_an_overlay_of_a_compressed_file_lies_over_its_contents_wherever_they_are_stored() {
     let name =
         "streams::fuse_an_overlay_of_a_compressed_file_lies_over_its_contents_wherever_they_are_stored";

@@ -10,6 +10,7 @@ use crate::{
     units::{format_date, format_size},
 };
 use becket_fetch::{Entry, Options, Place, Store};
+use becket_image::OpenOptions;
 use serde_json::{Value, json};
 use std::{ops::Range, path::Path};
 
@@ -40,14 +41,14 @@ fn named(url: &str) -> String {
     becket_fetch::named(url.as_ref())
 }
 
-/// The objects of these URLs, or all; a URL of which the store has nothing is an error.
+/// The objects of these URLs and compressed files, or all; one of which the store has nothing is an error.
 fn chosen(store: &Store, urls: &[String]) -> Result<Vec<Entry>, Failure> {
     if urls.is_empty() {
         return store.list().map_err(failed);
     }
     let mut all = Vec::new();
     for url in urls {
-        let found = store.find(Some(url)).map_err(failed)?;
+        let found = store.find(url).map_err(failed)?;
         if found.is_empty() {
             return Err(Failure::new("not_found", format!("the store has nothing of {}", named(url)))
                 .hint("see what it has: becket store list"));
@@ -135,9 +136,11 @@ fn trace(ui: &Ui, asked: &StoreDir, url: &str) -> Result<u8, Failure> {
         needs.extend(store.trace(&entry).map_err(failed)?);
     }
     if needs.is_empty() {
-        let url = named(url);
-        let hint = format!("becket attach --record {url}, start from the device, and ask again");
-        return Err(Failure::new("not_found", format!("nothing was recorded of {url}")).hint(hint));
+        let hint = match becket_fetch::is_remote(url.as_ref()) {
+            true => format!("becket attach --record {}, start from the device, and ask again", named(url)),
+            false => "only of what is fetched from a server it is recorded".to_owned(),
+        };
+        return Err(Failure::new("not_found", format!("nothing was recorded of {}", named(url))).hint(hint));
     }
     match ui.json {
         true => ui.document(&json!({ "needs": needs }))?,
@@ -182,7 +185,7 @@ fn fetch(url: &str, asked: &StoreOptions, ranges: Option<&[Range<u64>]>) -> Resu
     let path = Path::new(url);
     let failed = |error| fetched::failure("fetch", path, &error);
     if !becket_fetch::is_remote(path.as_os_str()) {
-        return Err(Failure::usage(format!("{url} is not a URL")).hint("URLs begin with http:// or https://"));
+        return Err(not_fetched(path));
     }
     let place = Place::parse(path.as_os_str()).map_err(failed)?;
     let options = Options { must_keep: true, ..fetched::options(asked) };
@@ -192,4 +195,22 @@ fn fetch(url: &str, asked: &StoreOptions, ranges: Option<&[Range<u64>]>) -> Resu
         None => remote.bring_all().map_err(failed)?,
     }
     Ok(json!({ "url": named(url), "size": remote.size(), "fetched": remote.fetched() }))
+}
+
+/// Why a word is none that is fetched.
+fn not_fetched(path: &Path) -> Failure {
+    let shown = becket_fetch::named(path.as_os_str());
+    if !path.exists() {
+        return Failure::usage(format!("{shown} is not a URL of what becket fetches"))
+            .hint("such URLs begin with http://, https://, s3:// or oci://");
+    }
+    let failure = Failure::usage(format!("{shown} is a file of this host: there is nothing to fetch"));
+    let looked = becket_image::look_by(path, &OpenOptions::default());
+    match looked.is_err_and(|error| becket_fetch::decodes(&error)) {
+        true => failure.hint(format!(
+            "it is decoded into the store when all of it is first read: becket cat {} >/dev/null",
+            becket_image::quoted(path)
+        )),
+        false => failure.hint("it needs no store: becket reads the file itself"),
+    }
 }

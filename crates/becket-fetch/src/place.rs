@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use becket_image::codec::sha256;
+use becket_image::one_case;
 
 use crate::Error;
 use crate::answer::number;
@@ -17,7 +18,7 @@ const LONGEST: usize = 8192;
 /// An object on another host, and how the path goes on inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The URL without its fragment.
+    /// The URL without its fragment; of a web address scheme and host are in lower case.
     pub url: String,
     /// What follows `#`: names inside the image, empty for the image itself.
     pub inside: OsString,
@@ -57,7 +58,7 @@ impl Place {
         }
         let inside = inside.unwrap_or_default();
         let inside = inside.strip_prefix(b"/").unwrap_or(inside);
-        Ok(Place { url, inside: OsStr::from_bytes(inside).to_owned() })
+        Ok(Place { url: one_case(&url), inside: OsStr::from_bytes(inside).to_owned() })
     }
 
     /// A name for the file in the store, after the last name of the URL's path. Its suffix stays, because
@@ -89,6 +90,7 @@ pub(crate) fn plain_name(name: &str) -> String {
 /// A URL for people: without the query of a web address, which may be a signature, and without what a
 /// terminal would act on.
 pub(crate) fn shown(url: &str) -> String {
+    let url = one_case(url);
     let (start, query) = url.split_at(url.find('?').unwrap_or(url.len()));
     let parts = Parts::of(start);
     let query = if parts.is_web() && !query.is_empty() { "?..." } else { query };
@@ -233,7 +235,9 @@ mod tests {
             ("https://host/a/live.iso", Some("LiveOS/squashfs.img"))
         );
         assert_eq!(place("http://host:80/x#/p2").unwrap().inside, "p2");
-        assert_eq!(place("HTTP://host/x").unwrap().inside, "");
+        assert_eq!(place("HTTPS://Host:8/X?Y#Z").unwrap(), place("https://host:8/X?Y#Z").unwrap());
+        assert_ne!(place("https://host/X").unwrap(), place("https://host/x").unwrap());
+        assert_ne!(place("s3://Bucket/x").unwrap(), place("s3://bucket/x").unwrap());
         for bad in ["http://", "http:///x", "http://u:p@host/x", "http://host/a b", "http://host/\u{1b}[2J"] {
             assert!(place(bad).is_err(), "{bad}");
         }

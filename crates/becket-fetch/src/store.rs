@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use becket_image::{Below, Fillers, Identity, Split};
+use becket_image::{Below, Fillers, Identity, Split, one_case};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -357,8 +357,9 @@ impl Store {
     /// As [`Store::list`].
     pub fn find(&self, asked: &str) -> Result<Vec<Entry>, Error> {
         let mut all = self.list()?;
-        let names = [unsigned(asked), url_of_path(Path::new(asked))];
-        all.retain(|entry| names.contains(&entry.full) || names.contains(&entry.url));
+        let names = [unsigned(&one_case(asked)), url_of_path(Path::new(asked))];
+        // Earlier versions of becket kept the case that was typed.
+        all.retain(|entry| names.contains(&one_case(&entry.full)) || names.contains(&entry.url));
         Ok(all)
     }
 

@@ -357,8 +357,11 @@ impl Base {
                 let path = place.strip_prefix(dir).unwrap_or(&place).to_owned();
                 Spoken { part: self.part, version: None, path }.name() == backing.name
             };
+            // Or kept the case of a web address as it was typed.
+            let name =
+                Spoken::of(&backing.name).map_or_else(|| backing.name.clone(), |said| said.in_one_case());
             let dirs = [dir, Path::new("")];
-            return dirs.iter().any(|dir| self.name_in(dir).name == backing.name) || dirs.iter().any(early);
+            return dirs.iter().any(|dir| self.name_in(dir).name == name) || dirs.iter().any(early);
         };
         let format = match backing.format.as_deref() {
             None | Some(b"raw" | b"file" | b"host_device") => b"raw",
@@ -454,6 +457,8 @@ mod tests {
         for early in ["becket:./stored/p1".to_owned(), format!("becket:{}/stored/p1", dir.display())] {
             assert!(url.is_named(&BackingName { name: early.into(), format: None }, &dir));
         }
+        let typed = |name: &str| url.is_named(&BackingName { name: name.into(), format: None }, &dir);
+        assert!(typed("becket:=a7:HTTPS://H/d.img#p1") && !typed("becket:=a7:https://h/D.img#p1"));
         let file = dir.join("over.qcow2");
         let over = |base: Base| lay_over(base, &file, &OpenOptions::default(), &mut Vec::new());
         over(url).unwrap().overlay.keep();

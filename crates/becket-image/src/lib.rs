@@ -67,5 +67,5 @@ pub use source::filled;
 pub use source::link;
 pub use source::syncs;
 pub use source::{Filler, Fillers, Identity, Source, SourceFacts};
-pub use text::{is_hidden, shown};
+pub use text::{is_hidden, one_case, shown};
 pub use through::{End, Level, Reached, Walk};

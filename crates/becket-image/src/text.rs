@@ -21,6 +21,19 @@ pub fn shown(bytes: &[u8]) -> String {
     text
 }
 
+/// A web address with its scheme and its host in lower case, as their case says nothing; all else as it is.
+pub fn one_case(url: &str) -> String {
+    let is_web = |scheme: &str| ["http", "https"].iter().any(|web| scheme.eq_ignore_ascii_case(web));
+    let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_web(scheme)) else {
+        return url.to_owned();
+    };
+    let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    // What is before the host may be a password.
+    let at = host.rfind('@').map_or(0, |at| at + 1);
+    let (user, host) = host.split_at(at);
+    format!("{}://{user}{}{path}", scheme.to_ascii_lowercase(), host.to_ascii_lowercase())
+}
+
 /// A path as a shell would take it.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
@@ -49,6 +62,22 @@ pub fn is_hidden(letter: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn web_addresses_have_one_case_up_to_their_path() {
+        for (url, same) in [
+            ("HTTP://Example.ORG:80/A?B#C", "http://example.org:80/A?B#C"),
+            ("Https://H?A", "https://h?A"),
+            ("HTTPS://H#P1", "https://h#P1"),
+            ("https://[FD00::A]/X", "https://[fd00::a]/X"),
+            ("http://Me:Secret@H/x", "http://Me:Secret@h/x"),
+            ("S3://Bucket/Key", "S3://Bucket/Key"),
+            ("/Images/http://H", "/Images/http://H"),
+            ("file:/Images", "file:/Images"),
+        ] {
+            assert_eq!(one_case(url), same);
+        }
+    }
 
     #[test]
     fn names_are_shown_safely() {

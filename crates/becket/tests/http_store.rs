@@ -148,6 +148,38 @@ fn another_signature_is_for_the_same_object_and_none_is_written_down_or_shown() 
 }
 
 #[test]
+fn a_host_and_a_scheme_in_another_case_are_the_same() {
+    let (place, _, origin, _) = served(1 << 20);
+    let url = |start: &str, path: &str| format!("{start}:{}{path}", origin.port());
+    ok(&place, &["store", "prefetch", &url("http://localhost", "/d.img")]);
+    let sent = origin.sent();
+    ok(&place, &["store", "prefetch", &url("HTTP://LocalHost", "/d.img")]);
+    assert_eq!(origin.sent() - sent, 1, "only the answer that shows the version");
+    ok(&place, &["store", "prefetch", &url("http://localhost", "/D.img")]);
+    let list = run(&place, &["--json", "store", "list"]).json();
+    assert_eq!(list["objects"].as_array().map(Vec::len), Some(2), "a path has its case: {list:#}");
+    let dropped = run(&place, &["--json", "store", "drop", &url("Http://LOCALHOST", "/d.img")]).json();
+    assert_eq!(dropped["dropped"][0]["url"], url("http://localhost", "/d.img"), "{dropped:#}");
+    origin.trick(|_, _| Reply::status(404));
+    let ran = run(&place, &["cat", &url("HTTP://LOCALHOST", "/e.img")]);
+    assert!(ran.err.matches("localhost").count() == 1 && !ran.err.contains("LOCALHOST"), "{ran:?}");
+}
+
+#[test]
+fn fuse_a_device_goes_by_its_url_in_any_case_of_the_host() {
+    let name = "http_store::fuse_a_device_goes_by_its_url_in_any_case_of_the_host";
+    if !require_fuse(name) {
+        return;
+    }
+    let (place, _, origin, _) = served(1 << 20);
+    let starts = ["http://localhost", "HTTP://LocalHost"];
+    for (one, other) in [(starts[0], starts[1]), (starts[1], starts[0])] {
+        attach(&place, &[&format!("{one}:{}/d.img", origin.port())]);
+        place.ok(["detach", &format!("{other}:{}/d.img", origin.port())]);
+    }
+}
+
+#[test]
 fn fuse_devices_share_a_fetcher_only_if_they_were_attached_alike() {
     let name = "http_store::fuse_devices_share_a_fetcher_only_if_they_were_attached_alike";
     if !require_fuse(name) {

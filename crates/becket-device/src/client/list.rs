@@ -292,7 +292,9 @@ fn is_on_server_as(spec: &Spec, path: &Path) -> bool {
 
 /// A URL as records have it: a query may be a signature, and is in none. The path inside the image stays.
 fn without_query(url: &str) -> Option<String> {
-    let (of_server, inside) = url.split_once('#').map_or((url, None), |(url, inside)| (url, Some(inside)));
+    let url = becket_image::one_case(url);
+    let (of_server, inside) =
+        url.split_once('#').map_or((url.as_str(), None), |(url, inside)| (url, Some(inside)));
     let (place, _) = of_server.split_once('?').unwrap_or((of_server, ""));
     let inside = inside.map_or_else(String::new, |inside| format!("#{inside}"));
     place.contains("://").then(|| format!("{place}{inside}"))

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::source::link::is_link;
+use crate::text::one_case;
 
 const SCHEME: &[u8] = b"becket:";
 
@@ -44,6 +45,15 @@ impl Spoken {
         }
         name.extend(self.path.as_os_str().as_bytes());
         name
+    }
+
+    /// The name, with a web address in one case.
+    pub(crate) fn in_one_case(self) -> Vec<u8> {
+        let path = match self.path.to_str() {
+            Some(url) if self.version.is_some() => PathBuf::from(one_case(url)),
+            _ => self.path,
+        };
+        Spoken { path, ..self }.name()
     }
 
     /// What a name says; `None` where it is not one of these.

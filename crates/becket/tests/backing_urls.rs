@@ -180,7 +180,7 @@ fn fuse_a_chain_over_a_web_server_is_attached_as_long_as_that_has_the_version() 
         let ran = run(&place, &["cat", "--backing-url", &origin.url("/image"), image]);
         assert!(ran.code == 1 && ran.err.contains("have not allowed"), "{ran:?}");
         assert!(copied(&place, &["--backing-url", &host, image]) == bytes);
-        let node = ok(&place, &["attach", "--via", "fuse", "--backing-url", &host, image]);
+        let node = ok(&place, &["attach", "--via", "fuse", "--fill", "--backing-url", &host, image]);
         let disk = fs::File::options().read(true).write(true).open(node.trim()).unwrap();
         disk.write_all_at(&[5; 4096], 0).unwrap();
         disk.sync_all().unwrap();

@@ -148,6 +148,37 @@ fn another_signature_is_for_the_same_object_and_none_is_written_down_or_shown() 
 }
 
 #[test]
+fn what_only_a_fetched_image_can_have_is_refused_of_a_file_of_this_host() {
+    let place = scratch();
+    let image = place.path("random");
+    random(&place, 1 << 20);
+    fs::write(place.path("trace"), "# becket trace 1\n0 0 4096\n").unwrap();
+    let socket = format!("unix:{}", place.path("s").display());
+    let refused = |words: &[&str], option: &str| {
+        let ran = run(&place, words);
+        let why = format!("{option} is for an image that is fetched from a server, and this one is on this");
+        assert!(ran.code == 1 && ran.err.contains(&why) && ran.err.contains("leave it away"), "{ran:?}");
+        assert!(place.devices().is_empty());
+        ran.err
+    };
+    for option in ["--fill", "--record", "--prefetch=trace"] {
+        let name = option.split('=').next().unwrap();
+        refused(&["attach", option, "random"], name);
+        refused(&["attach", option, "--dry-run", "random"], name);
+        if option != "--fill" {
+            refused(&["export", "random", "--nbd", &socket, option], name);
+        }
+        let tab = place.path("tab");
+        let line = option.trim_start_matches('-').replace("trace", place.path("trace").to_str().unwrap());
+        fs::write(&tab, format!("one {} {line}\n", image.display())).unwrap();
+        let said = refused(&["attach", &format!("--tab={}", tab.display()), "one"], name);
+        assert!(said.contains("tab line 1: cannot attach "), "{said}");
+        let ran = run(&place, &["attach", option, "none.img"]);
+        assert!(ran.code == 1 && !ran.err.contains(name), "{ran:?}");
+    }
+}
+
+#[test]
 fn a_host_and_a_scheme_in_another_case_are_the_same() {
     let (place, _, origin, _) = served(1 << 20);
     let url = |start: &str, path: &str| format!("{start}:{}{path}", origin.port());

@@ -186,6 +186,7 @@ pub(super) fn for_device<'a>(
     let is_decoded = !local.decoded.is_empty();
     options.open.only_read = local.decoded.first().map(|file| format!("it is compressed by {}", file.codec));
     let local = with_urls(local, path, &options.open, asked, &how, "attach")?;
+    on_this_host(path, &options, trace, local.fillers.is_empty())?;
     options.open.backing_urls = local.backing_urls;
     (options.open.fillers, options.open.below) = (local.fillers, local.below);
     let shown = |url: &BackingUrl| becket_fetch::named(url.url.as_os_str());
@@ -215,6 +216,28 @@ fn never_stored(path: &Path, options: &AttachOptions, trace: &TraceOptions) -> R
     let why = format!("{option} needs becket's store, and an image on {of} is never in it");
     Err(Failure::new("invalid_option", format!("cannot attach {image}: {why}"))
         .hint(format!("leave it away, or copy all of the image and attach that: becket copy {image} FILE")))
+}
+
+/// Refuses what only an image can have that is fetched; `complete` says that nothing of it is, nor of those
+/// below it.
+fn on_this_host(
+    path: &Path,
+    options: &AttachOptions,
+    trace: &TraceOptions,
+    complete: bool,
+) -> Result<(), Failure> {
+    let here = !becket_fetch::is_remote(path.as_os_str());
+    let asked = [
+        ("--fill", options.fill && complete),
+        ("--record", trace.record && here),
+        ("--prefetch", trace.prefetch.is_some() && here),
+    ];
+    let asked = asked.iter().find(|(_, asked)| *asked);
+    // That there is no such image is said when it is opened.
+    let Some((option, _)) = asked.filter(|_| becket_image::split(path).host.exists()) else { return Ok(()) };
+    let why = format!("{option} is for an image that is fetched from a server, and this one is on this host");
+    Err(Failure::new("invalid_option", format!("cannot attach {}: {why}", path.display()))
+        .hint("leave it away"))
 }
 
 /// What the user named, for people: of a URL, without its query.

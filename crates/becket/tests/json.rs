@@ -114,6 +114,8 @@ fn all_output_is_as_described() {
         ("cp", &["cp", "s.squashfs/inner.img", "out", "out"]),
         ("copy", &["copy", "s.squashfs/inner.img", "inner.qcow2"]),
         ("failed", &["copy", "x.img", "inner.qcow2"]),
+        ("failed", &["cat", "nothing.img"]),
+        ("failed", &["cat", "s.squashfs/none", "nothing.img"]),
         ("map", &["map", "disk.img/p1"]),
         ("map", &["map", "--blocks", "s.squashfs/inner.img"]),
         ("devices", &["detach", "out"]),

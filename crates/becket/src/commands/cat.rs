@@ -9,13 +9,14 @@ use super::{
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{Budget, Image, LayerError, NodeKind, zeroes};
+use serde_json::json;
 use std::{
     io::{IsTerminal as _, Write},
     sync::Arc,
 };
 
 pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
-    let mut status = 0;
+    let (mut status, mut printed, mut first) = (0, 0, None);
     // At a terminal the bytes themselves are seen.
     let _moving = (!std::io::stdout().is_terminal()).then(Moving::begin);
     for path in &args.paths {
@@ -27,16 +28,25 @@ pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
             |(inside, all)| all.into_iter().map(|named| file(&inside, named)).collect(),
         );
         for image in found {
-            match image.and_then(|(path, image)| write(&path, &image)) {
+            let mut written = 0;
+            let done = image.and_then(|(path, image)| write(&path, &image, &mut written));
+            printed += written;
+            match done {
                 Ok(()) => {}
                 // Who wanted all of it must see that it is not.
                 Err(failure) if failure.kind == crate::failure::BROKEN_PIPE => return Err(failure),
                 Err(failure) => {
                     ui.failure(&failure);
                     status = failure.status;
+                    first.get_or_insert(failure);
                 }
             }
         }
+    }
+    // Behind the bytes of files a program would not find it.
+    if let Some(failure) = first.filter(|_| ui.json && printed == 0) {
+        // The status says it where that cannot be printed either.
+        let _ = ui.value(&json!({ "error": failure.to_json() }));
     }
     Ok(status)
 }
@@ -71,22 +81,24 @@ pub(super) fn contents(node: &Node) -> Result<Image, LayerError> {
     node.image.compose(node.fs.lay_out(node.node)?)
 }
 
-fn write(path: &str, image: &Image) -> Result<(), Failure> {
-    stream(image, &mut bytes::stdout()?).map_err(|error| match error {
+/// `written` counts the bytes.
+fn write(path: &str, image: &Image, written: &mut u64) -> Result<(), Failure> {
+    stream(image, &mut bytes::stdout()?, written).map_err(|error| match error {
         Trouble::Read(error) => Failure::io(format!("cannot read {path}"), &error),
         Trouble::Write(error) => Failure::from(error),
     })
 }
 
-/// Writes all bytes of an image to a stream.
-fn stream(image: &Image, out: &mut impl Write) -> Result<(), Trouble> {
+/// Writes all bytes of an image to a stream; `written` says how far that came.
+fn stream(image: &Image, out: &mut impl Write, written: &mut u64) -> Result<(), Trouble> {
     let mut ahead = Ahead::default();
     let contents = ahead.plan(Arc::new(image.clone()), None);
-    let mut written = 0;
     ahead.each(&contents, |at, bytes| {
-        zeroes::write(out, at - written)?;
-        written = at + bytes.len() as u64;
+        zeroes::write(out, at - *written)?;
+        *written = at + bytes.len() as u64;
         out.write_all(bytes)
     })?;
-    zeroes::write(out, image.len() - written).and_then(|()| out.flush()).map_err(Trouble::Write)
+    zeroes::write(out, image.len() - *written).and_then(|()| out.flush()).map_err(Trouble::Write)?;
+    *written = image.len();
+    Ok(())
 }

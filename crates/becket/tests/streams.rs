@@ -174,6 +174,47 @@ fn a_stream_that_is_cut_short_or_damaged_leaves_nothing_behind() {
     assert!(!place.path("out").exists());
 }
 
+/// Of a file that says how long what it yields becomes, the start is printed before the damage is met.
+#[test]
+fn cat_says_which_file_is_damaged_and_whether_something_was_printed_before() {
+    let name = "streams::cat_says_which_file_is_damaged_and_whether_something_was_printed_before";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("random"), 2 << 20, 5);
+    let random = fs::read(place.path("random")).unwrap();
+    for (len, program, in_blocks, check) in [
+        (8 << 20, "gzip", false, "gzip -t d.img.gz checks it"),
+        (40 << 20, "xz", false, "xz -t d.img.xz checks it"),
+        (8 << 20, "xz", true, "what is compressed in d.img.xz is damaged"),
+    ] {
+        let mut plain = vec![0; len];
+        plain[len / 2..][..random.len()].copy_from_slice(&random);
+        fs::write(place.path("d.img"), plain).unwrap();
+        let packed = pack(&place, &place.path("d.img"), program);
+        if in_blocks {
+            let words = ["-0", "--block-size=1MiB", "-k", "-f"];
+            tool(Command::new(program).args(words).arg(place.path("d.img")));
+        }
+        let mut bytes = fs::read(&packed).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle..middle + 1000].fill(0x55);
+        fs::write(&packed, bytes).unwrap();
+        let word = packed.file_name().unwrap().to_str().unwrap();
+        let got = common::web::command(&place, &["cat", word]).output().unwrap();
+        let said = String::from_utf8_lossy(&got.stderr).into_owned();
+        assert_eq!(got.status.code(), Some(1), "{word}: {said}");
+        assert!(said.contains(&format!("cannot read {word}: ")) && said.contains(check), "{word}: {said}");
+        let incomplete = said.contains("; what was printed of it is incomplete");
+        assert_eq!(
+            (incomplete, got.stdout.is_empty()),
+            (program == "xz", program == "gzip"),
+            "{word}: {said}"
+        );
+    }
+}
+
 /// Every file of the store that has bytes.
 fn stored(place: &Scratch) -> u64 {
     let mut all = 0;

@@ -11,7 +11,8 @@ use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{Budget, Image, LayerError, NodeKind, zeroes};
 use serde_json::json;
 use std::{
-    io::{IsTerminal as _, Write},
+    io::{ErrorKind, IsTerminal as _, Write},
+    path::Path,
     sync::Arc,
 };
 
@@ -27,9 +28,13 @@ pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
             |failure| vec![Err(failure)],
             |(inside, all)| all.into_iter().map(|named| file(&inside, named)).collect(),
         );
+        let host = inside::host_of(path);
         for image in found {
             let mut written = 0;
-            let done = image.and_then(|(path, image)| write(&path, &image, &mut written));
+            let done = image.and_then(|(path, image)| {
+                let done = stream(&image, &mut bytes::stdout()?, &mut written);
+                done.map_err(|trouble| failure(&path, &host, trouble, written > 0))
+            });
             printed += written;
             match done {
                 Ok(()) => {}
@@ -81,12 +86,24 @@ pub(super) fn contents(node: &Node) -> Result<Image, LayerError> {
     node.image.compose(node.fs.lay_out(node.node)?)
 }
 
-/// `written` counts the bytes.
-fn write(path: &str, image: &Image, written: &mut u64) -> Result<(), Failure> {
-    stream(image, &mut bytes::stdout()?, written).map_err(|error| match error {
-        Trouble::Read(error) => Failure::io(format!("cannot read {path}"), &error),
-        Trouble::Write(error) => Failure::from(error),
-    })
+/// Why not all bytes of a path in the file `host` were printed; `some` says whether any were.
+fn failure(path: &str, host: &str, trouble: Trouble, some: bool) -> Failure {
+    let error = match trouble {
+        Trouble::Read(error) => error,
+        Trouble::Write(error) => return Failure::from(error),
+    };
+    let fetched = error.get_ref().and_then(|inner| inner.downcast_ref::<becket_fetch::Error>());
+    let mut failure = match fetched {
+        Some(error) => fetched::failure("read", Path::new(path), error),
+        None => Failure::io(format!("cannot read {path}"), &error),
+    };
+    let damaged = || format!("what is compressed in {host} is damaged: use a sound copy of that file");
+    let hints = [
+        failure.hint.take().or_else(|| (error.kind() == ErrorKind::InvalidData).then(damaged)),
+        some.then(|| "what was printed of it is incomplete".to_owned()),
+    ];
+    let hint = hints.into_iter().flatten().collect::<Vec<_>>().join("; ");
+    if hint.is_empty() { failure } else { failure.hint(hint) }
 }
 
 /// Writes all bytes of an image to a stream; `written` says how far that came.

@@ -102,10 +102,7 @@ pub(super) fn find_in<'a>(
     let budget = root.last().map_err(failed)?.image.budget().clone();
     let held = budget.hold(0, NAMES).map_err(|spent| failed(layer(path, spent.into())))?;
     let name = local.path.file_name().map(|name| name.as_bytes().to_vec());
-    let host = match becket_fetch::is_remote(path.as_os_str()) {
-        true => becket_fetch::named(path.as_os_str()).split('#').next().unwrap_or_default().to_owned(),
-        false => shown_path(&split(path).host),
-    };
+    let host = host_of(path);
     let mut all = Inside { verb, path, host, name, root, asked, held, found: Vec::new(), passed: None };
     all.expand(Vec::new(), &inside, false).map_err(failed)?;
     let found = std::mem::take(&mut all.found);
@@ -115,6 +112,14 @@ pub(super) fn find_in<'a>(
             Err(Failure::new("not_found", format!("cannot {verb} {}: no name matches", shown_path(path))))
         }
         _ => Ok((all, found)),
+    }
+}
+
+/// The file of this host that a path enters, or the URL of one elsewhere; safe to show.
+pub(super) fn host_of(path: &Path) -> String {
+    match becket_fetch::is_remote(path.as_os_str()) {
+        true => becket_fetch::named(path.as_os_str()).split('#').next().unwrap_or_default().to_owned(),
+        false => shown_path(&split(path).host),
     }
 }
 

@@ -394,7 +394,7 @@ impl Client {
             404 | 410 if known.is_some() => changed("it is not there any more"),
             404 | 410 => refused(
                 format!("there is no such object (status {status})"),
-                Some("in a URL a path inside the image follows #: https://HOST/disk.img#p1".to_owned()),
+                Some(lock(&self.access).rights.origin().missing()),
             ),
             401 | 403 => refused(
                 format!("{who} does not allow it (status {status})"),

@@ -51,7 +51,11 @@ impl Place {
             return bad("a password on the command line is visible to others; put it into ~/.netrc");
         }
         if parts.host().is_empty() {
-            return bad("the URL has no host");
+            return bad(match parts.scheme.to_ascii_lowercase().as_str() {
+                "s3" => "the URL names no bucket: write s3://BUCKET/KEY",
+                "oci" => "the URL names no registry: write oci://REGISTRY/NAME:TAG",
+                _ => "the URL has no host",
+            });
         }
         if !parts.has_port() {
             return bad("the URL's port is not a number from 1 to 65535");
@@ -240,6 +244,19 @@ mod tests {
         assert_ne!(place("s3://Bucket/x").unwrap(), place("s3://bucket/x").unwrap());
         for bad in ["http://", "http:///x", "http://u:p@host/x", "http://host/a b", "http://host/\u{1b}[2J"] {
             assert!(place(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_a_url_lacks_is_called_by_its_name() {
+        for (url, said) in [
+            ("http:///x", "has no host"),
+            ("s3:///x", "names no bucket: write s3://BUCKET/KEY"),
+            ("S3://", "names no bucket"),
+            ("oci:///x", "names no registry"),
+        ] {
+            let error = place(url).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
         }
     }
 

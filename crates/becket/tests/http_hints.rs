@@ -85,3 +85,22 @@ fn a_proxy_that_is_dead_is_named_with_its_variable() {
         assert!(ran.code == 1 && ran.err.contains(&said) && !ran.err.contains("s3cret"), "{ran:?}");
     }
 }
+
+#[test]
+fn who_names_what_is_not_there_hears_what_was_looked_for() {
+    let place = scratch();
+    let origin = Origin::start(vec![7; 1 << 20]);
+    origin.trick(|_, _| Reply::status(404));
+    let endpoint = origin.url("");
+    for (url, said) in [
+        (origin.url("/d.img"), "a path inside the image follows #: https://HOST/disk.img#p1".to_owned()),
+        (
+            format!("s3://images/dir/d.img?endpoint={endpoint}"),
+            format!("check the bucket images and the key dir/d.img: they were looked for at {endpoint} "),
+        ),
+        ("s3:///d.img".to_owned(), "the URL names no bucket".to_owned()),
+    ] {
+        let ran = run(&place, &["ls", &url]);
+        assert!(ran.code == 1 && ran.err.contains(&said), "{ran:?}");
+    }
+}

@@ -49,6 +49,9 @@ pub(crate) trait Origin {
 
     /// What the user can do if the server does not allow it.
     fn hint(&self) -> String;
+
+    /// What the user can do if the server has no such object.
+    fn missing(&self) -> String;
 }
 
 /// Why an origin cannot go on.

@@ -88,6 +88,10 @@ impl Origin for Web {
     fn hint(&self) -> String {
         self.hint.clone()
     }
+
+    fn missing(&self) -> String {
+        "in a URL a path inside the image follows #: https://HOST/disk.img#p1".to_owned()
+    }
 }
 
 #[cfg(test)]

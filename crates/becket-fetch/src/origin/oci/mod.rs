@@ -184,6 +184,10 @@ impl Origin for Oci {
         };
         hint.to_owned()
     }
+
+    fn missing(&self) -> String {
+        "the registry has the image's manifest and not this layer of it: push the image again".to_owned()
+    }
 }
 
 impl Oci {

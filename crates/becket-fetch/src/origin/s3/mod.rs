@@ -17,7 +17,7 @@ use self::profile::{Keys, Profile};
 use super::contract::{Ask, Failed, Header, Origin};
 use super::query::{decoded, options};
 use crate::home;
-use crate::place::Parts;
+use crate::place::{Parts, shown};
 
 /// Where buckets are if nothing says otherwise.
 const REGION: &str = "us-east-1";
@@ -130,6 +130,19 @@ impl Origin for S3 {
         };
         hint.to_owned()
     }
+
+    fn missing(&self) -> String {
+        let S3 { bucket, key, endpoint, region, .. } = self;
+        let place = match endpoint {
+            Some(endpoint) => format!("{} (?endpoint=URL)", shown(endpoint)),
+            None => "Amazon (?endpoint=URL for another store)".to_owned(),
+        };
+        format!(
+            "check the bucket {bucket} and the key {}: they were looked for at {place} in the region \
+             {region} (?region=NAME); a path inside the image follows #",
+            becket_image::shown(key.as_bytes())
+        )
+    }
 }
 
 #[cfg(test)]
@@ -169,6 +182,17 @@ mod tests {
         ] {
             assert!(of(bad, &[]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_was_looked_for_and_where_is_said() {
+        let missing = |url: &str, env: &[_]| of(url, env).unwrap_or_else(|why| panic!("{why}")).missing();
+        let amazon = missing("s3://images/a%20b/d.img", &[("AWS_REGION", "eu-west-1")]);
+        for said in ["bucket images", "key a%20b/d.img", "Amazon (?endpoint=URL", "region eu-west-1"] {
+            assert!(amazon.contains(said), "{amazon}");
+        }
+        let other = missing("s3://images/x?endpoint=http://127.0.0.1:9000", &[]);
+        assert!(other.contains("at http://127.0.0.1:9000 (") && other.contains("us-east-1"), "{other}");
     }
 
     #[test]

@@ -88,7 +88,8 @@ fn open_for(path: &Path, options: &OpenOptions, to_serve: bool) -> Result<Opened
     for _ in 0..LOOKS {
         // What is inside decides which bytes are locked, and whether writing is allowed: readers must not
         // exclude each other.
-        let old = found.snapshot.as_ref().map(|_| ONLY_READ.to_owned()).or_else(|| options.only_read.clone());
+        let old =
+            found.snapshot.as_ref().map(|_| ONLY_READ.to_owned()).or_else(|| options.unwritable.clone());
         let (mut range, mut reason) = (None, old);
         if !inside.is_empty() {
             let walked = look_inside(&target, options.format)?;

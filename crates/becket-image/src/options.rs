@@ -12,8 +12,8 @@ use crate::{BackingUrl, Budget, DirectIo, Fillers, Format};
 pub struct OpenOptions {
     /// Never write, even where it would be possible.
     pub read_only: bool,
-    /// Why it can only be read, where the file itself does not say so.
-    pub only_read: Option<String>,
+    /// Why it cannot be written, where the file itself does not say so.
+    pub unwritable: Option<String>,
     /// Whether to go past the page cache.
     pub direct_io: DirectIo,
     /// Where the image starts in the file.

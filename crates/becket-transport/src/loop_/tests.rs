@@ -23,7 +23,7 @@ fn open_options() -> OpenOptions {
     OpenOptions {
         tail: Tail::Cut,
         read_only: false,
-        only_read: None,
+        unwritable: None,
         direct_io: DirectIo::Auto,
         offset: 0,
         size_limit: None,

@@ -184,7 +184,7 @@ pub(super) fn for_device<'a>(
     let local = opened(path, options.open.format, asked, &how, "attach")?;
     let (mut options, is_stored) = (options.clone(), !local.fillers.is_empty());
     let is_decoded = !local.decoded.is_empty();
-    options.open.only_read = local.decoded.first().map(|file| format!("it is compressed by {}", file.codec));
+    options.open.unwritable = local.decoded.first().map(|file| format!("it is compressed by {}", file.codec));
     let local = with_urls(local, path, &options.open, asked, &how, "attach")?;
     on_this_host(path, &options, trace, local.fillers.is_empty())?;
     options.open.backing_urls = local.backing_urls;

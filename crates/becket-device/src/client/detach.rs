@@ -122,7 +122,11 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
 /// The same users, with what becket serves from the device in place of the processes that do it: ending these
 /// would not end the use.
 fn named(store: &Store, info: &DeviceInfo, users: Vec<User>) -> Vec<User> {
-    let disk = if has_disk(info.transport) { users::blocks(&disk_of(info)) } else { Vec::new() };
+    if !info.has_disk() {
+        // Of no device it is the image.
+        return users;
+    }
+    let disk = users::blocks(&disk_of(info));
     let is_image = |path: &Path| {
         // Of other files it would ask a file system that may not answer.
         let number = path.starts_with("/dev").then(|| users::number_of(path)).flatten();

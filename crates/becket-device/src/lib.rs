@@ -23,11 +23,11 @@ pub use becket_engine::fault;
 pub use becket_engine::{Activity, BOUNDS, Decodings, Fetched, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
-    Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Foreseen, Foretaken, Heard,
-    How, Lease, Leaving, Listening, Outcome, Progress, Why, ailing, attach, attach_leased, blamed, counters,
-    detach, dm_crypt, doctor, events, export, export_leased, facilities, find, foresee, foresee_detach,
-    give_to_owner, last_change, list, may_be_served, plan, provide, publish, refresh, server_status, set,
-    spelled, stat, tidy, why,
+    Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Foreseen, Heard, How, Lease,
+    Leaving, Listening, Outcome, Progress, Rehearsal, Why, ailing, attach, attach_leased, blamed, counters,
+    detach, dm_crypt, doctor, events, export, export_leased, facilities, find, foresee_detach, give_to_owner,
+    last_change, list, may_be_served, plan, provide, publish, refresh, server_status, set, spelled, stat,
+    tidy, why,
 };
 pub use connector::{connector_main, helper};
 pub use contract::{

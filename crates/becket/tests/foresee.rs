@@ -103,6 +103,12 @@ fn fuse_a_dry_attach_foresees_what_an_attach_does_and_does_nothing() {
     place.ok(["detach", "one"]);
     let ran = place.run(["attach", "--dry-run", "images/disk.img", "images/disk.img"]);
     assert!(ran.code == 1 && ran.out.lines().count() == 1 && ran.err.contains("in use"), "{ran:?}");
+    fs::copy(images.join("disk.img"), images.join("other.img")).unwrap();
+    let list = "images/disk.img --cow new.qcow2\nimages/other.img --cow new.qcow2\n";
+    fs::write(place.path("list"), list).unwrap();
+    let ran = place.run(["attach", "--dry-run", "--from", "list"]);
+    assert!(ran.code == 1 && ran.out.lines().count() == 1 && ran.err.contains("in use"), "{ran:?}");
+    fs::remove_file(images.join("other.img")).unwrap();
 
     place.attach(&images.join("disk.img"), &["--name", "one", "--via", "fuse", "--autoclear"]);
     let why = place.ok(["why", "one"]);

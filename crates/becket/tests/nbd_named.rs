@@ -128,7 +128,14 @@ fn fuse_an_export_has_one_writer_like_a_file() {
     taken(&[&part(2)]);
     refused(&[&part(2)]);
     place.ok(["detach", "--all"]);
-    // Of two at once, too.
+    // Of two at once, too, which a rehearsal sees.
+    let foreseen = fuse(&["--dry-run", &uri, &again]);
+    assert!(foreseen.code == 1 && foreseen.out.lines().count() == 1, "{foreseen:?}");
+    assert!(foreseen.err.contains("in use"), "{foreseen:?}");
+    for words in [&["--shared", &*uri, &again][..], &["-r", &uri, &again], &[&part(1), &part(2)]] {
+        let foreseen = fuse(&[&["--dry-run"], words].concat());
+        assert_eq!(foreseen.code, 0, "{words:?}: {foreseen:?}");
+    }
     let ran = fuse(&[&uri, &again]);
     assert!(ran.code == 1 && place.devices().len() == 1, "{ran:?}");
     place.ok(["detach", &again]);

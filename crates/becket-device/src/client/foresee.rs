@@ -3,6 +3,7 @@
 //! It creates no device, no file and no record, and fetches of a remote image only what opening it needs.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use becket_image::{OpenOptions, Opened, SourceFacts};
@@ -24,6 +25,7 @@ use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::record::store::{self, Store};
 use crate::system::describe::unasked_read_only;
+use crate::system::sync::lock;
 use crate::system::users;
 
 /// What an attach would make.
@@ -79,12 +81,55 @@ pub struct ForeseenPartition {
     pub label: Option<String>,
 }
 
-/// What [`crate::attach`] would make of the image at `image`. Only the making of a device can show that the
-/// kernel refuses it.
-///
-/// # Errors
-/// As [`crate::attach`], as far as it can be known.
-pub fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Foretaken), Error> {
+/// What the images of one command would have, each of which excludes others as its device would.
+#[derive(Debug, Default)]
+pub struct Rehearsal(Mutex<Vec<Taken>>);
+
+/// What a device would have that is not made.
+#[derive(Debug)]
+struct Taken {
+    /// An overlay that would be created.
+    overlay: Option<PathBuf>,
+    portion: Option<Portion>,
+    /// It does not mind who else has its portion.
+    shared: bool,
+    /// Its locks keep others out.
+    opened: Opened,
+}
+
+impl Rehearsal {
+    /// What [`crate::attach`] would make of the image at `image`, after those that were foreseen before. Only
+    /// the making of a device can show that the kernel refuses it.
+    ///
+    /// # Errors
+    /// As [`crate::attach`], as far as it can be known.
+    pub fn foresee(&self, image: &Path, options: &AttachOptions) -> Result<Foreseen, Error> {
+        let (foreseen, taken) = foresee(image, options)?;
+        let mut all = lock(&self.0);
+        all.iter().try_for_each(|other| taken.beside(other))?;
+        all.push(taken);
+        Ok(foreseen)
+    }
+}
+
+impl Taken {
+    /// Refuses what both would have. The locks of their files have been asked for before.
+    fn beside(&self, other: &Taken) -> Result<(), Error> {
+        let overlay = self.overlay.as_ref().filter(|overlay| other.overlay.as_ref() == Some(*overlay));
+        let portion = self.portion.as_ref().zip(other.portion.as_ref());
+        let image =
+            portion.filter(|(one, other)| !self.shared && one.clashes(other)).map(|_| &self.opened.path);
+        match overlay.or(image) {
+            Some(path) => {
+                let clash = "another image of this command has it".to_owned();
+                Err(Error::Image(becket_image::Error::InUse { path: path.clone(), clash, readers: false }))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Taken), Error> {
     let store = Store::open(Runtime::open()?)?;
     if let Some(name) = &options.name {
         store::check_name(name)?;
@@ -101,7 +146,7 @@ pub fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Foret
     let opened = prepare(&store, image, &mut options, false, false)?;
     let plan = planner::plan_for(&opened, &options, false).map_err(|error| error.of_image(image))?;
     let portion = Portion::of(&opened.sources, &opened.map, &opened.path);
-    if let Some(portion) = portion.filter(|_| !options.open.shared) {
+    if let Some(portion) = portion.clone().filter(|_| !options.open.shared) {
         let asked = Foresee { image: opened.path.clone(), portion };
         match client::call_running::<_, Nothing>(store.runtime(), "Foresee", &asked, Concerns::Server) {
             Err(error) if error.kind() == ErrorKind::InUse => return Err(error),
@@ -138,13 +183,9 @@ pub fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Foret
         creates_cow,
         warnings,
     };
-    Ok((foreseen, Foretaken { _opened: opened }))
-}
-
-/// The image of a device that is not made, with its locks: other devices of the same command see them.
-#[derive(Debug)]
-pub struct Foretaken {
-    _opened: Opened,
+    let overlay = foreseen.cow.clone().filter(|_| creates_cow);
+    let shared = options.open.shared;
+    Ok((foreseen, Taken { overlay, portion, shared, opened }))
 }
 
 /// What would become of a device.

@@ -28,7 +28,7 @@ pub use detach::{detach, refresh, server_status};
 pub use doorway::{DoorOptions, Doorway, spelled};
 pub use events::{Heard, Listening, events};
 pub use facilities::{dm_crypt, facilities};
-pub use foresee::{Advice, Foreseen, Foretaken, Leaving, Outcome, Why, foresee, foresee_detach, why};
+pub use foresee::{Advice, Foreseen, Leaving, Outcome, Rehearsal, Why, foresee_detach, why};
 pub use holder::blamed;
 pub use lease::Lease;
 pub use list::{ailing, find, last_change, list, tidy};

@@ -8,22 +8,20 @@ use crate::{
     ui::{Ui, printable},
     units::format_size,
 };
-use becket_device::{Foreseen, Foretaken, Leaving, Outcome};
+use becket_device::{Foreseen, Leaving, Outcome, Rehearsal};
 use serde_json::json;
 use std::ffi::OsString;
 
 /// What would become of the images, one line each, in their order.
 pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
     let (mut devices, mut errors, mut printed) = (Vec::new(), Vec::new(), Ok(()));
-    // Until the end: one of these images may be another's.
-    let mut taken = Vec::new();
+    let rehearsal = Rehearsal::default();
     parallel::in_order(
         jobs,
-        foresee,
+        |job| foresee(&rehearsal, job),
         |_| true,
         |job, outcome| match outcome {
-            Ok((foreseen, image)) => {
-                taken.push(image);
+            Ok(foreseen) => {
                 if !ui.json && printed.is_ok() {
                     printed = show(ui, &foreseen);
                 }
@@ -44,7 +42,7 @@ pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
     Ok(u8::from(!errors.is_empty()))
 }
 
-fn foresee(job: &Job) -> Result<(Foreseen, Foretaken), Failure> {
+fn foresee(rehearsal: &Rehearsal, job: &Job) -> Result<Foreseen, Failure> {
     if job.export.is_some() {
         let image = job.image.display();
         return Err(Failure::new("unsupported", format!("cannot foresee {image}: it is to be exported"))
@@ -55,7 +53,7 @@ fn foresee(job: &Job) -> Result<(Foreseen, Foretaken), Failure> {
     store.objects.store_limit = None;
     let foreseen = fetched::for_device(&job.image, &job.options, &store, &job.trace).and_then(
         |(image, options, _decoded)| {
-            becket_device::foresee(&image, &options).map_err(|error| {
+            rehearsal.foresee(&image, &options).map_err(|error| {
                 Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
             })
         },

@@ -238,6 +238,32 @@ fn fuse_a_change_that_needs_the_server_says_at_once_that_it_is_away() {
     place.ok(["detach", "--all"]);
 }
 
+/// No device follows another limit of what is on a server, which is therefore not asked.
+#[test]
+fn fuse_a_limit_is_refused_without_asking_a_silent_server() {
+    let name = "nbd_away::fuse_a_limit_is_refused_without_asking_a_silent_server";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    attach(&place, &[&server.uri(""), "--name", "disk", "--size-limit", "16M"]);
+    server.signal("STOP");
+    let began = Instant::now();
+    let ran = place.run(["set", "disk", "--size-limit", "24M"]);
+    let took = began.elapsed();
+    // What has to be asked says what it waits for.
+    let mut refresh = place.becket();
+    let mut refresh = refresh.args(["refresh", "disk"]).stderr(Stdio::piped()).spawn().unwrap();
+    let heard = BufReader::new(refresh.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    server.signal("CONT");
+    assert!(ran.code == 1 && ran.err.contains("is 16777216 bytes long"), "{ran:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(heard.contains("disk: waits for"), "{heard}");
+    refresh.wait().unwrap();
+    place.ok(["detach", "--all"]);
+}
+
 /// Over an export, whose client is no part of the kernel's and waits for no longer than it wants.
 #[test]
 fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {

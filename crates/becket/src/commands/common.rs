@@ -12,10 +12,11 @@ use becket_image::{Format, OpenOptions, Walk};
 use serde::Serialize;
 use serde_json::json;
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -115,6 +116,26 @@ pub(super) fn each<T: Serialize>(
         ui.value(&json!({ "devices": devices, "errors": errors }))?;
     }
     Ok(u8::from(!errors.is_empty()))
+}
+
+/// How long a change may take until it is said what it waits for.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Says `what` a change of a device does, if that takes long. The change calls what it is passed when it says
+/// so itself.
+pub(super) fn waiting<T>(ui: &Ui, target: &OsStr, what: &str, change: impl FnOnce(&dyn Fn()) -> T) -> T {
+    let (goes_on, heard) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if heard.recv_timeout(QUIET) == Err(RecvTimeoutError::Timeout) {
+                ui.note(format!("{}: {what}", target.display()));
+            }
+        });
+        change(&move || {
+            // It may have said it already.
+            let _ = goes_on.send(());
+        })
+    })
 }
 
 /// Walks a path through images, for inspection, by a format that the command chooses.

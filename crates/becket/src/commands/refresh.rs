@@ -9,7 +9,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Refresh) -> Result<u8, Failure> {
         ui,
         "refresh",
         &args.targets,
-        |target| becket_device::refresh(target),
-        |info, _| ui.line(format!("{}  {}", info.device.display(), format_size(info.size))),
+        |target| {
+            let what = "waits for what its image is on to say how long that is";
+            common::waiting(ui, target, what, |_| becket_device::refresh(target))
+        },
+        |info, _| {
+            ui.line(format!("{}  {}", info.device.display(), format_size(info.size)))
+        },
     )
 }

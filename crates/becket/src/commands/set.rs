@@ -9,15 +9,8 @@ use crate::{
     ui::Ui,
 };
 use becket_device::{Changed, ChangedDevice, Changes, How};
-use std::{
-    ffi::OsStr,
-    sync::mpsc::{self, RecvTimeoutError},
-    thread,
-    time::Duration,
-};
+use std::ffi::OsStr;
 
-/// How long a change may take until it is said what it waits for.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes that are one step of the progress shown: it counts in `usize`.
 const STEP: u64 = 1 << 20;
 
@@ -53,28 +46,15 @@ pub(crate) fn run(ui: &Ui, args: &args::Set) -> Result<u8, Failure> {
 
 /// Says what a change waits for that takes long.
 fn change(ui: &Ui, target: &OsStr, changes: &Changes) -> Result<ChangedDevice, becket_device::Error> {
-    let (goes_on, heard) = mpsc::channel();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            if heard.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                let name = target.display();
-                ui.note(format!(
-                    "{name}: waits for requests under way to end, and for what was written to reach the image"
-                ));
-            }
-        });
-        compared(target, changes, move || {
-            // It may have said it already.
-            let _ = goes_on.send(());
-        })
-    })
+    let what = "waits for requests under way to end, and for what was written to reach the image";
+    common::waiting(ui, target, what, |goes_on| compared(target, changes, goes_on))
 }
 
 /// Comparing images may take long: a terminal is shown how far it is. `goes_on` is called then.
 fn compared(
     target: &OsStr,
     changes: &Changes,
-    goes_on: impl Fn(),
+    goes_on: &dyn Fn(),
 ) -> Result<ChangedDevice, becket_device::Error> {
     let mut shown: Option<(Progress, u64)> = None;
     let mut compared = |done: u64, all: u64| {

@@ -499,8 +499,14 @@ fn live_changes_are_seen_by_clients() {
     place.ok(["set", "nbd0", "--read-only", "off"]);
     client.write(0, &[1; 512]).unwrap();
     fs::File::options().write(true).open(&image).unwrap().set_len(2 * SIZE).unwrap();
-    place.ok(["refresh", "nbd0"]);
+    let again = "clients that are connected see the new size when they connect again";
+    let refreshed = place.run(["refresh", "nbd0"]);
+    assert!(refreshed.code == 0 && refreshed.err.contains(&format!("warning: {again}")), "{refreshed:?}");
+    assert!(!place.run(["refresh", "nbd0"]).err.contains(again), "nothing has changed");
     assert_eq!(Client::connect(&socket, "disk.img").unwrap().size, 2 * SIZE);
+    let limited = place.json(["set", "nbd0", "--force", "--size-limit", &(SIZE + 4096).to_string()]);
+    assert_eq!(limited["devices"][0]["warnings"], serde_json::json!([again]), "{limited:#}");
+    place.ok(["set", "nbd0", "--size-limit", "none"]);
     client.write(SIZE, &[9; 512]).unwrap();
     assert_eq!(client.read(SIZE, 512).unwrap(), [9; 512]);
     let stat = place.json(["stat", "nbd0"]);

@@ -50,6 +50,8 @@ pub(crate) struct Users {
     pub(crate) some: &'static str,
     /// What ends them.
     pub(crate) end: &'static str,
+    /// What those must do that are there to see a new size, where they do not by themselves.
+    pub(crate) resized: Option<&'static str>,
 }
 
 /// How the disk of a device is called in sysfs.
@@ -98,7 +100,7 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         partitions_are_disks: false,
         partitions_need_root: false,
         making: Making { command: "attach", place: None, by_name: false },
-        users: Users { some: "a program has claimed it", end: "unmount it first" },
+        users: Users { some: "a program has claimed it", end: "unmount it first", resized: None },
         next_worker: "another worker takes over and no request is lost",
         copies: None,
     };
@@ -114,6 +116,7 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         users: Users {
             some: "clients are connected",
             end: "have its clients disconnect first (`becket list` shows how many there are)",
+            resized: None,
         },
         ..plain
     };
@@ -138,7 +141,12 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         },
         // The tether's two ends, and the connection.
         Kind::Fuse => Shape { descriptors: (2, 1), copies: Some("FUSE has no zero copy"), ..plain },
+        // Its protocol has no word for it.
         Kind::Nbd => Shape {
+            users: Users {
+                resized: Some("clients that are connected see the new size when they connect again"),
+                ..export.users
+            },
             next_worker: "another worker takes over: connections of clients end, and new ones are served",
             ..export
         },

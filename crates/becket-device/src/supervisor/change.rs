@@ -21,7 +21,7 @@ use crate::contract::kept::{Kept, descriptors_of};
 use crate::contract::messages::NewImage;
 use crate::contract::protocol::Change;
 use crate::contract::spec::{Backing, all_sources, facts_of};
-use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind, shape};
 use crate::record::device::Device;
 use crate::record::judge::disk_of;
 use crate::system::describe::partitions_as;
@@ -420,8 +420,13 @@ impl Supervisor {
         // Kernel and worker have changed, and a successor trusts the worker: an outdated record undoes
         // nothing.
         say_change(&state.device.info, &device.info);
+        let resized = state.device.info.size != device.info.size;
         state.device = device;
         let mut info = state.device.info.clone();
+        let clients = driver.visitors().into_iter().find(|(export, _)| *export == DeviceId::of(&info));
+        if resized && clients.is_some_and(|(_, clients)| clients > 0) {
+            info.warnings.extend(shape::of(info.transport).users.resized.map(str::to_owned));
+        }
         if let Some(why) = unrecorded {
             let warning = format!("{} is changed, but that could not be recorded: {why}", info.name);
             warn!("{warning}");

@@ -14,6 +14,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Refresh) -> Result<u8, Failure> {
             common::waiting(ui, target, what, |_| becket_device::refresh(target))
         },
         |info, _| {
+            ui.explain(info);
             ui.line(format!("{}  {}", info.device.display(), format_size(info.size)))
         },
     )

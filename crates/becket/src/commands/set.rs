@@ -76,6 +76,7 @@ fn compared(
 }
 
 fn show(ui: &Ui, changed: &ChangedDevice) -> Result<(), Failure> {
+    ui.explain(&changed.device);
     changed.changes.iter().try_for_each(|change| ui.line(reported(changed, change)))
 }
 

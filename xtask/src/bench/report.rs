@@ -80,8 +80,8 @@ fn section(scenario: &Scenario, record: &Record, charts: &str, wanted: impl Fn(&
     for setting in &record.settings {
         let Setting { place, date, commit, build, kernel, cpus, emulator, command, notes } = setting;
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "- {place}: {date} UTC, becket {commit}, SHA-256 {build}, by `{command}`");
-        let _ = writeln!(text, "  - Linux {kernel}, {cpus} CPU(s), {emulator}");
+        let _ = writeln!(text, "- {place}: {date} UTC, becket {commit}, SHA-256 {build}");
+        let _ = writeln!(text, "  - `{command}`\n  - Linux {kernel}, {cpus} CPU(s)\n  - {emulator}");
         for note in notes {
             let _ = writeln!(text, "  - {note}");
         }

@@ -277,11 +277,11 @@ Reads over NBD and a unix socket, by one client for all servers, which sends man
 call. *memory*: of a file of tmpfs. *cached*: of a file on the checkout's disk, from the page cache.
 *d64* and *d1* are random reads of 4 KiB at depth 64 and 1, *256k* sequential ones of 256 KiB at depth 8.
 *cpu-us* is the server's CPU time of one I/O, and *calls* its system calls. *fio-iops* is with fio's
-engine. *copy-s* is the time of `nbdcopy` for a sparse image, a tenth of which is data. *tls-s* is its time for
-a GiB over TLS, and *tls-cpu-s* that of the server's processes. *nbdkit* has its
-plugin file, *null* is nbdkit without any image: what the client can reach. In the guest a device is read over
-NBD from qemu-nbd: *becket-nbd* is `becket attach nbd+unix:`, *kernel-nbd* is nbd-client with the kernel's
-driver; I/Os per 10⁹ instructions of the guest.",
+engine. *copy-s* is the time of `nbdcopy` for a sparse image, a tenth of which is data. *tls-s* is its time
+for a GiB over TLS, and *tls-cpu-s* that of the server's processes. *nbdkit* has its plugin file, *null* is
+nbdkit without any image: what the client can reach. In the guest a device is read over NBD from qemu-nbd:
+*becket-nbd* is `becket attach nbd+unix:`, *kernel-nbd* is nbd-client with the kernel's driver; I/Os per 10⁹
+instructions of the guest.",
         places: &[
             Place {
                 ground: Ground::Host { memory: true },

@@ -119,8 +119,8 @@ fn check_limit(info: &DeviceInfo, limit: Option<u64>) -> Result<(), Error> {
 fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Error> {
     let info = &device.info;
     let Some(limit) = changes.size_limit.map(|limit| limit.unwrap_or(u64::MAX)) else { return Ok(()) };
-    // A device on a server takes no other limit, as becket's own server says. The image's need not be asked for
-    // that, which may take long.
+    // A device on a server takes no other limit, as becket's own server says. The image's server need not be
+    // asked for that, which may take long.
     if limit <= info.size || info.spec.size_limit.is_none() || becket_image::is_remote(&info.spec.image) {
         return Ok(());
     }

@@ -364,9 +364,9 @@ pub(crate) struct Refresh {
 /// for ublk and fuse devices. The loop driver and device-mapper cannot make every change; becket then refuses
 /// it and says what to do instead. TARGET is a device path, a name or an image path.
 ///
-/// A device in use gets another image only if it is read-only and both images have the same bytes; becket
-/// compares them. Without --force it is not made shorter, nor read-only below a file system that is mounted
-/// for writing.
+/// A device that is mounted, or opened exclusively, gets another image only if it is read-only and both have
+/// the same bytes; becket compares them. Without --force it is not made shorter, nor read-only below a file
+/// system that is mounted for writing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

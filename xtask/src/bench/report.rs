@@ -81,9 +81,10 @@ fn section(scenario: &Scenario, record: &Record, charts: &str, wanted: impl Fn(&
         let Setting { place, date, commit, build, kernel, cpus, emulator, command, notes } = setting;
         // Writing to a string cannot fail.
         let _ = writeln!(text, "- {place}: {date} UTC, becket {commit}, SHA-256 {build}");
-        let _ = writeln!(text, "  - `{command}`\n  - Linux {kernel}, {cpus} CPU(s)\n  - {emulator}");
+        text = text + &point(&format!("`{command}`")) + &point(&format!("Linux {kernel}, {cpus} CPU(s)"));
+        text += &point(emulator);
         for note in notes {
-            let _ = writeln!(text, "  - {note}");
+            text += &point(note);
         }
     }
     let goals = goal::table(&goal::of(scenario.name, record));
@@ -93,6 +94,20 @@ fn section(scenario: &Scenario, record: &Record, charts: &str, wanted: impl Fn(&
         }
     }
     text
+}
+
+/// The first line of a note as a point of a list, in lines of at most 110 columns.
+fn point(note: &str) -> String {
+    let (mut text, mut column) = ("  -".to_owned(), 3);
+    for word in note.lines().next().unwrap_or_default().split(' ') {
+        if column + 1 + word.chars().count() > 110 {
+            text += "\n   ";
+            column = 3;
+        }
+        text = text + " " + word;
+        column += 1 + word.chars().count();
+    }
+    text + "\n"
 }
 
 /// Writes the chart of the first place that has the figure whose name begins so; how the page shows it.
@@ -149,6 +164,14 @@ mod tests {
         let rows: Vec<&Row> = record.rows.iter().collect();
         let svg = chart("t", &rows, &record);
         assert!(svg.contains("not measured") && svg.contains("44000 (0.880)"), "{svg}");
+    }
+
+    #[test]
+    fn long_notes_go_on_in_the_next_line() {
+        let text = point(&format!("{} `end`\nand more", "word ".repeat(40).trim()));
+        assert!(text.lines().all(|line| line.chars().count() <= 110) && text.lines().count() == 2, "{text}");
+        assert!(text.starts_with("  - word") && text.ends_with(" `end`\n"), "{text}");
+        assert_eq!(point("one"), "  - one\n");
     }
 
     #[test]

@@ -423,9 +423,12 @@ impl Supervisor {
         let resized = state.device.info.size != device.info.size;
         state.device = device;
         let mut info = state.device.info.clone();
-        let clients = driver.visitors().into_iter().find(|(export, _)| *export == DeviceId::of(&info));
-        if resized && clients.is_some_and(|(_, clients)| clients > 0) {
-            info.warnings.extend(shape::of(info.transport).users.resized.map(str::to_owned));
+        let notice = shape::of(info.transport).users.resized.filter(|_| resized);
+        let is_visited = |(id, clients): &(DeviceId, u64)| *id == DeviceId::of(&info) && *clients > 0;
+        if let Some(notice) = notice
+            && driver.visitors().iter().any(is_visited)
+        {
+            info.warnings.push(notice.to_owned());
         }
         if let Some(why) = unrecorded {
             let warning = format!("{} is changed, but that could not be recorded: {why}", info.name);

@@ -12,6 +12,9 @@ use crate::place::Parts;
 /// The name of a login whose password is a token (RFC 6750).
 const BEARER: &str = "Bearer";
 
+const NOWHERE: &str = "neither $HOME nor $NETRC is set, so no password was looked for: set $NETRC to the path \
+                       of a file with name and password for the host";
+
 /// See the module.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Web {
@@ -32,11 +35,7 @@ impl Web {
         let host = shown(server.host().as_bytes());
         let token = "with 'login Bearer' the password is a token";
         let hint = match netrc {
-            Netrc::Nowhere => {
-                "neither $HOME nor $NETRC is set, so no password was looked for: set $NETRC to \
-                               the path of a file with name and password for the host"
-                    .to_owned()
-            }
+            Netrc::Nowhere => NOWHERE.to_owned(),
             Netrc::Missing(file) => format!("put name and password for {host} into {file}; {token}"),
             Netrc::Unread(file, why) => {
                 format!("{file} cannot be read, so no password was looked for in it: {why}")

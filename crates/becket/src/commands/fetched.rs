@@ -208,14 +208,15 @@ pub(super) fn for_device<'a>(
 
 /// Refuses what only the store can do, where an image is never kept in it.
 fn never_stored(path: &Path, options: &AttachOptions, trace: &TraceOptions) -> Result<(), Failure> {
+    if !becket_image::is_remote(path) {
+        return Ok(());
+    }
     let asked =
         [("--fill", options.fill), ("--record", trace.record), ("--prefetch", trace.prefetch.is_some())];
-    let asked = asked.iter().find(|(_, asked)| *asked);
-    let Some((option, _)) = asked.filter(|_| becket_image::is_remote(path)) else { return Ok(()) };
-    let (image, of) = (path.display(), if rbd::is_name(path) { "a Ceph cluster" } else { "an NBD server" });
-    let why = format!("{option} needs becket's store, and an image on {of} is never in it");
-    Err(Failure::new("invalid_option", format!("cannot attach {image}: {why}"))
-        .hint(format!("leave it away, or copy all of the image and attach that: becket copy {image} FILE")))
+    let of = if rbd::is_name(path) { "a Ceph cluster" } else { "an NBD server" };
+    let why = format!("needs becket's store, and an image on {of} is never in it");
+    let copy = format!("or copy all of the image and attach that: becket copy {} FILE", path.display());
+    cannot_have(path, asked, &why, format!("leave it away, {copy}"))
 }
 
 /// Refuses what only an image can have that is fetched; `complete` says that nothing of it is, nor of those
@@ -226,18 +227,22 @@ fn on_this_host(
     trace: &TraceOptions,
     complete: bool,
 ) -> Result<(), Failure> {
-    let here = !becket_fetch::is_remote(path.as_os_str());
+    // That there is no such image is said when it is opened.
+    let here = !becket_fetch::is_remote(path.as_os_str()) && becket_image::split(path).host.exists();
     let asked = [
-        ("--fill", options.fill && complete),
+        ("--fill", options.fill && here && complete),
         ("--record", trace.record && here),
         ("--prefetch", trace.prefetch.is_some() && here),
     ];
-    let asked = asked.iter().find(|(_, asked)| *asked);
-    // That there is no such image is said when it is opened.
-    let Some((option, _)) = asked.filter(|_| becket_image::split(path).host.exists()) else { return Ok(()) };
-    let why = format!("{option} is for an image that is fetched from a server, and this one is on this host");
-    Err(Failure::new("invalid_option", format!("cannot attach {}: {why}", path.display()))
-        .hint("leave it away"))
+    let why = "is for an image that is fetched from a server, and this one is on this host";
+    cannot_have(path, asked, why, "leave it away".to_owned())
+}
+
+/// Refuses the first option that is asked for of an image that cannot have it.
+fn cannot_have(path: &Path, asked: [(&str, bool); 3], why: &str, hint: String) -> Result<(), Failure> {
+    let Some((option, _)) = asked.iter().find(|(_, asked)| *asked) else { return Ok(()) };
+    let text = format!("cannot attach {}: {option} {why}", path.display());
+    Err(Failure::new("invalid_option", text).hint(hint))
 }
 
 /// What the user named, for people: of a URL, without its query.
@@ -308,7 +313,11 @@ pub(super) fn failure(verb: &str, path: &Path, error: &becket_fetch::Error) -> F
     let text = crate::failure::without_errno(&error.to_string());
     let start = named.split('#').next().unwrap_or_default();
     let why = text.strip_prefix(start).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&text);
-    let failure = Failure::new(error.kind(), format!("cannot {verb} {named}: {why}"));
+    with_fix(Failure::new(error.kind(), format!("cannot {verb} {named}: {why}")), error)
+}
+
+/// A failure, and what the user can do about the error that it reports.
+pub(super) fn with_fix(failure: Failure, error: &becket_fetch::Error) -> Failure {
     match error.fix() {
         Some(fix) => failure.hint(crate::failure::without_errno(fix)),
         None => failure,

@@ -29,11 +29,8 @@ fn open(store: &StoreDir) -> Result<Store, Failure> {
 }
 
 fn failed(error: becket_fetch::Error) -> Failure {
-    let failure = Failure::new(error.kind(), crate::failure::without_errno(&error.to_string()));
-    match error.fix() {
-        Some(fix) => failure.hint(crate::failure::without_errno(fix)),
-        None => failure,
-    }
+    let text = crate::failure::without_errno(&error.to_string());
+    fetched::with_fix(Failure::new(error.kind(), text), &error)
 }
 
 /// A URL without its query, which may be a signature.

@@ -170,7 +170,7 @@ fn count(image: Image) {
         sparse: true,
         ..Facts::unasked(FileKind::Regular, u64::from(DEPTH) * 4096, true)
     };
-    let source = FileSource { buffered: file.into(), direct: None, facts };
+    let source = FileSource::of(file.into(), None, facts);
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
     let null = || OwnedFd::from(File::open("/dev/null").unwrap());
     let source = match image {

@@ -131,7 +131,7 @@ impl Packer {
         };
         let (buffered, direct) =
             (open(rustix::fs::OFlags::empty()), direct.then(|| open(rustix::fs::OFlags::DIRECT)));
-        let file = FileSource { buffered, direct, facts };
+        let file = FileSource::of(buffered, direct, facts);
         let serving = Serving::new(map, vec![file.into()], true, 2).with_direct_io(direct_io);
         Arc::new(serving.decoded_by(decoding, self.layers).unwrap())
     }

@@ -384,7 +384,7 @@ fn what_was_done_is_counted() {
 fn stuck() -> (Arc<Serving>, OwnedFd) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let facts = Facts { writable: false, nowait: false, ..facts(None) };
-    let source = FileSource { buffered: reader, direct: None, facts }.into();
+    let source = FileSource::of(reader, None, facts).into();
     (Arc::new(Serving::new(Map::contiguous(0, 0, 1 << 20), vec![source], true, 1)), writer)
 }
 

@@ -62,7 +62,7 @@ pub use resolve::{Split, split};
 pub use source::file::facts::{Alignment, DirectIo, Facts, FileKind};
 pub use source::file::outer::OuterDisk;
 pub use source::file::place::disk_of;
-pub use source::file::{FileFacts, FileSource};
+pub use source::file::{FileFacts, FileSource, heard};
 pub use source::filled;
 pub use source::link;
 pub use source::syncs;

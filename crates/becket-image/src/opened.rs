@@ -55,7 +55,10 @@ impl Opened {
     pub fn complete(&mut self, wanted: DirectIo) {
         let encoded = !self.encoded.is_empty();
         for source in &mut self.sources {
-            source.complete(wanted, encoded);
+            if let Err(error) = source.complete(wanted, encoded) {
+                self.warnings
+                    .push(format!("a flush that fails while its worker dies goes unreported: {error}"));
+            }
         }
     }
 

@@ -13,7 +13,8 @@ use std::{
 
 use becket_testkit::{Scratch, image, require_device, require_fuse, require_loop, skip, wait_until};
 use common::net::{Net, Stopped};
-use common::page::{EIO, ENOSPC, PAGE, direct, read, write};
+use common::one::kill;
+use common::page::{EIO, ENOSPC, PAGE, direct, read, sync, write};
 use common::{Use, scratch};
 use rustix::fs::{Mode, OFlags};
 
@@ -203,6 +204,50 @@ fn fuse_a_file_system_that_hangs_holds_up_its_own_device_alone() {
     // It may have gone by itself when its server went on.
     let _ = place.run(["detach", "net"]);
     assert!(wait_until(Duration::from_secs(30), || place.devices().is_empty()));
+}
+
+/// The kernel says once that it could not write pages back. The worker that hears it may be killed before
+/// anybody else does, or after: until the device is attached anew every flush fails.
+#[test]
+fn fuse_a_failed_sync_outlives_the_worker_that_heard_it() {
+    let name = "faults::fuse_a_failed_sync_outlives_the_worker_that_heard_it";
+    if !require_fuse(name) {
+        return;
+    }
+    let late = "delay=write:2s:1@1M+4K";
+    let fails = "error=write:EIO:1@1M+4K";
+    for (faults, heard, wanted) in [
+        (format!("{late},{fails}"), false, Err(EIO)),
+        (fails.to_owned(), true, Err(EIO)),
+        (late.to_owned(), false, Ok(())),
+        (String::from("seed=1"), true, Ok(())),
+    ] {
+        let place = scratch();
+        image::random(&place.path("image"), SIZE, 3);
+        let below = place.attach(
+            &place.path("image"),
+            &["--via", "fuse", "--isolate", "--name", "below", "--fault", &faults],
+        );
+        let how = ["--via", "fuse", "--isolate", "--direct-io", "off", "--name", "top"];
+        let file = direct(&place.attach(&below, &how));
+        let worker = || {
+            let all = place.devices();
+            let top = all.iter().find(|device| device["name"] == "top").unwrap();
+            top["worker_pid"].as_u64().unwrap()
+        };
+        assert_eq!(write(&file, MIB, 7), Ok(()), "{faults}");
+        let syncing = thread::spawn(move || (sync(&file), file));
+        let ended = wait_until(Duration::from_millis(700), || syncing.is_finished());
+        assert_eq!(ended, heard, "{faults}");
+        kill(worker());
+        let (synced, file) = syncing.join().unwrap();
+        assert_eq!(synced, wanted, "{faults}");
+        assert_eq!(sync(&file), wanted, "{faults}: once more");
+        drop(file);
+        for name in ["top", "below"] {
+            place.ok(["detach", name]);
+        }
+    }
 }
 
 /// The kernel's own loop driver over such a file: nothing is begun that would wait for it with the device

@@ -153,8 +153,8 @@ mod tests {
         let inode =
             |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
         let files = vec![
-            FileFacts { facts: facts(), direct: true }.into(),
-            FileFacts { facts: facts(), direct: false }.into(),
+            FileFacts { facts: facts(), direct: true, heard: false }.into(),
+            FileFacts { facts: facts(), direct: false, heard: false }.into(),
         ];
         let encoded = Some(crate::contract::table::Encoding { cache_size: None, direct_io: false });
         let backing = Backing { lease: true, cgroup: true, encoded, files, ..Backing::default() };
@@ -188,7 +188,7 @@ mod tests {
         let sent = || Serve {
             kind: Kind::Fuse,
             partitions: vec![(1, 512, 1024)],
-            ..serve(vec![FileFacts { facts: facts(), direct: false }.into()])
+            ..serve(vec![FileFacts { facts: facts(), direct: false, heard: false }.into()])
         };
         let own: Vec<OwnedFd> = ["tether", "end", "queue 0", "queue 1"].map(open).into();
         let inodes: Vec<u64> = own.iter().map(inode).collect();
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn too_few_and_too_many_descriptors_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let files = || vec![FileFacts { facts: facts(), direct: true }.into()];
+        let files = || vec![FileFacts { facts: facts(), direct: true, heard: false }.into()];
         let backing = || Backing { lease: true, files: files(), ..Backing::default() };
         let one = || Serve { backing: backing(), ..serve(Vec::new()) };
         for count in [0, 1, 2, 4] {

@@ -19,6 +19,7 @@ const FEATURES: &[&str] = &[
     FEATURE_EXPORTS,
     FEATURE_FRONT_ENDS,
     FEATURE_ENDS,
+    becket_image::heard::FEATURE,
     becket_image::link::FEATURE,
     becket_image::link::TLS_FEATURE,
     becket_image::link::FEATURE_RBD,

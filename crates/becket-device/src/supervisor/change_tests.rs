@@ -56,7 +56,7 @@ impl Stage {
             path: path.clone(),
             format: None,
             map: Map::contiguous(0, 0, len),
-            files: vec![FileFacts { facts: facts(), direct: false }.into()],
+            files: vec![FileFacts { facts: facts(), direct: false, heard: false }.into()],
             partitions: vec![TableEntry { number: 1, start: 512, len: 512, label: None, uuid: None }],
         };
         let request = Set { name: NAME.to_owned(), image: Some(image), ..change };
@@ -237,7 +237,7 @@ fn a_worker_that_refuses_leaves_everything_as_it_was() {
 #[test]
 fn an_image_open_for_reading_only_is_not_made_writable() {
     let facts = becket_image::Facts { writable: false, ..facts() };
-    let files = vec![FileFacts { facts, direct: false }.into()];
+    let files = vec![FileFacts { facts, direct: false, heard: false }.into()];
     let stage =
         stage(ALL, |request| with(request, |it| (it.spec.read_only, it.backing.files) = (true, files)));
     let error = stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap_err();
@@ -273,7 +273,7 @@ fn an_image_with_holes_takes_another_s_place_in_any_mode() {
         let stage = stage(ALL.with(more), |request| request);
         let data = extent(0, Place::Data { source: 0, offset: 0 });
         let map = Map::from_extents(vec![data, extent(4096, Place::Zero)]).unwrap();
-        let files = vec![FileFacts { facts: facts(), direct: false }.into()];
+        let files = vec![FileFacts { facts: facts(), direct: false, heard: false }.into()];
         let image = NewImage { path: "/n".into(), format: None, map, files, partitions: Vec::new() };
         let request = Set { name: NAME.to_owned(), image: Some(image), ..Set::default() };
         stage.supervisor.set(request, vec![stage.bench.fd(true, 0)]).unwrap();
@@ -317,7 +317,7 @@ fn a_worker_that_dies_of_a_change_leaves_it_to_the_next_one() {
 fn images_that_lie_are_refused_before_anything_is_done() {
     let stage = plain();
     let image = |map, files| NewImage { path: "/n".into(), format: None, map, files, partitions: Vec::new() };
-    let file = |direct| vec![FileFacts { facts: facts(), direct }.into()];
+    let file = |direct| vec![FileFacts { facts: facts(), direct, heard: false }.into()];
     let whole = || Map::contiguous(0, 0, 8192);
     for (what, image, fds) in [
         ("no descriptor", image(whole(), file(false)), vec![]),

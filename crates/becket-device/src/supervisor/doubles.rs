@@ -448,7 +448,7 @@ impl Bench {
             map: Map::contiguous(0, 0, 8192),
             map_aside: false,
             backing: Backing {
-                files: vec![FileFacts { facts: facts(), direct: false }.into()],
+                files: vec![FileFacts { facts: facts(), direct: false, heard: false }.into()],
                 ..Backing::default()
             },
             add_partitions: true,

@@ -378,7 +378,10 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
         let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
-        let device = |mark| Serve { mark, ..serve(vec![FileFacts { facts: facts(), direct: false }.into()]) };
+        let device = |mark| Serve {
+            mark,
+            ..serve(vec![FileFacts { facts: facts(), direct: false, heard: false }.into()])
+        };
         let (first, second, (pipe, end)) = (open("first"), open("second"), rustix::pipe::pipe().unwrap());
         let (ours, guard_) = guard();
         keep(&ours, &device(1), &[first.as_fd()], PATIENCE).unwrap();
@@ -412,7 +415,10 @@ mod tests {
         let door = Door { socket: rendezvous::open(&place).unwrap(), place: place.clone() };
         let file = OwnedFd::from(File::create(temp.path().join("image")).unwrap());
         let mut keeper = Keeper { door: Some(door), ..Keeper::default() };
-        let sent = Serve { mark: 9, ..serve(vec![FileFacts { facts: facts(), direct: false }.into()]) };
+        let sent = Serve {
+            mark: 9,
+            ..serve(vec![FileFacts { facts: facts(), direct: false, heard: false }.into()])
+        };
         let packet = [header(KEEP, 9, 1), serde_json::to_vec(&sent).unwrap()].concat();
         keeper.take(&packet, vec![file]);
         let cut = [header(KEEP, 10, 2), serde_json::to_vec(&sent).unwrap()].concat();

@@ -248,7 +248,7 @@ fn a_name_in_use_is_found_out_before_the_kernel_is_asked() {
 fn requests_that_lie_are_refused_before_anything_is_done() {
     let bench = Bench::new();
     let good = || bench.request(Some("one"));
-    let direct = || vec![FileFacts { facts: facts(), direct: true }.into()];
+    let direct = || vec![FileFacts { facts: facts(), direct: true, heard: false }.into()];
     let pipe = || rustix::pipe::pipe().unwrap().0;
     let append = i32::try_from(OFlags::APPEND.bits()).unwrap();
     let dir = || OwnedFd::from(File::open("/proc").unwrap());
@@ -272,7 +272,9 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
         ),
         (
             "a file as block device",
-            with(good(), |it| it.backing.files = vec![FileFacts { facts: block, direct: false }.into()]),
+            with(good(), |it| {
+                it.backing.files = vec![FileFacts { facts: block, direct: false, heard: false }.into()]
+            }),
             vec![bench.fd(true, 0)],
         ),
         (

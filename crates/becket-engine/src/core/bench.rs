@@ -64,7 +64,7 @@ impl Image {
             Kind::File => {
                 let facts = Facts { nowait: true, ..Facts::unasked(FileKind::Regular, 2 * PAGE, true) };
                 let buffered = self.script.bytes.try_clone().unwrap().into();
-                AnyTarget::of(FileSource { buffered, direct: None, facts }.into(), 1)
+                AnyTarget::of(FileSource::of(buffered, None, facts).into(), 1)
             }
             Kind::Double => AnyTarget::Double(Double::new(Arc::clone(&self.script), 1)),
         }

@@ -33,7 +33,7 @@ impl Store {
             ..Facts::unasked(FileKind::Regular, CHUNKS * PAGE, false)
         };
         let copy = || OwnedFd::from(file.try_clone().unwrap());
-        let source = FileSource { buffered: copy(), direct: Some(copy()), facts };
+        let source = FileSource::of(copy(), Some(copy()), facts);
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let presence = Presence::new(CHUNKS * PAGE, PAGE).unwrap();
         let lent = Lent { presence, table: null(), order: null(), packed: Vec::new() };

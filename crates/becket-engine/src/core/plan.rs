@@ -101,12 +101,15 @@ impl Core {
             return Ok(Step::Whole);
         };
         (slot.source, slot.covers, slot.way) = (source, covers, Way::Free);
+        if !target.syncs().takes_turn() {
+            return Ok(slot.pauses());
+        }
+        // With the turn: what a sync goes through can change with the end of another one.
         let step = target.sync(first_slot(self.slots, source));
         if let Step::Operate(_) = step {
-            if !target.syncs().takes_turn() {
-                return Ok(slot.pauses());
-            }
             slot.way = Way::Syncing;
+        } else {
+            target.syncs().ends_turn();
         }
         Ok(step)
     }

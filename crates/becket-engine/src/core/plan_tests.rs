@@ -50,7 +50,7 @@ fn file() -> Source {
         ..Facts::unasked(FileKind::Regular, 16 * UNIT, true)
     };
     let open = || tempfile::tempfile().unwrap().into();
-    FileSource { buffered: open(), direct: Some(open()), facts }.into()
+    FileSource::of(open(), Some(open()), facts).into()
 }
 
 /// A queue whose requests have registered pages; its port's descriptor never says anything.

@@ -122,7 +122,7 @@ pub(crate) struct Double {
 impl Double {
     pub(crate) fn new(script: Arc<Script>, queues: usize) -> Double {
         let broken = File::open("/proc/self/mem").unwrap();
-        Double { script, syncs: Syncs::new(queues), broken }
+        Double { script, syncs: Syncs::new(queues, None), broken }
     }
 
     fn failing(&self) -> squeue::Entry {

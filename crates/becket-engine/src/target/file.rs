@@ -1,6 +1,7 @@
 //! The target of a regular file or block device: reads and writes past the page cache or through it,
 //! `fallocate` and what stands for it where the file system has none, `fdatasync`.
-//! Has two slots in a ring's table: the buffered descriptor, then the direct one.
+//! Has three slots in a ring's table: the buffered descriptor, the direct one, and one to sync through after
+//! a sync was interrupted.
 
 mod mix;
 mod state;
@@ -29,6 +30,9 @@ use crate::{
     slot::{Slot, Step, Way, errno_of},
 };
 
+/// The slot of what is asked after a sync was interrupted.
+const ASKS: u32 = 2;
+
 /// A file or block device of this host.
 #[derive(Debug)]
 pub(crate) struct FileTarget {
@@ -38,8 +42,9 @@ pub(crate) struct FileTarget {
 }
 
 impl FileTarget {
-    pub(super) fn new(file: FileSource, queues: usize) -> FileTarget {
-        FileTarget { file, syncs: Syncs::new(queues), mix: Mix::default() }
+    pub(super) fn new(mut file: FileSource, queues: usize) -> FileTarget {
+        let syncs = Syncs::new(queues, file.heard.take());
+        FileTarget { file, syncs, mix: Mix::default() }
     }
 
     /// Whether writes of a device may be direct, and others not.
@@ -158,7 +163,13 @@ fn is_refused(slot: &mut Slot, result: i32) -> bool {
 
 impl Target for FileTarget {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
-        [Some(self.file.buffered.as_fd()), self.file.direct.as_ref().map(|fd| fd.as_fd()), None]
+        let direct = self.file.direct.as_ref().map(|fd| fd.as_fd());
+        [Some(self.file.buffered.as_fd()), direct, self.syncs.asks()]
+    }
+
+    fn crossing(&self) -> Vec<BorrowedFd<'_>> {
+        let own = [&self.file.buffered].into_iter().chain(&self.file.direct).map(|fd| fd.as_fd());
+        own.chain(self.syncs.heard().into_iter().flat_map(|heard| heard.descriptors())).collect()
     }
 
     fn is_writable(&self) -> bool {
@@ -216,11 +227,13 @@ impl Target for FileTarget {
     }
 
     fn sync(&self, slots: u32) -> Step {
-        Step::Operate(opcode::Fsync::new(fixed(slots)).flags(FsyncFlags::DATASYNC).build())
+        let slot = if self.syncs.asks().is_some() { slots + ASKS } else { slots };
+        Step::Operate(opcode::Fsync::new(fixed(slot)).flags(FsyncFlags::DATASYNC).build())
     }
 
     fn sync_now(&self) -> Result<(), Errno> {
-        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file.buffered))
+        let through = self.syncs.asks().unwrap_or_else(|| self.file.buffered.as_fd());
+        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(through))
     }
 
     fn read_unit(&self, direct_io: DirectIo) -> Option<u64> {

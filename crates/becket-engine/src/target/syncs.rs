@@ -1,8 +1,12 @@
 //! Which finished writes a completed sync covers: the rule of every flush, whatever the target.
 //! Syncs nothing itself.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
+use std::{
+    os::fd::BorrowedFd,
+    sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering, fence},
+};
 
+use becket_image::heard::{Before, Heard};
 use rustix::io::Errno;
 
 /// Counts writes and syncs of one source, without a lock.
@@ -22,7 +26,14 @@ pub(crate) struct Syncs {
     reported: AtomicU64,
     /// A sync has its turn.
     turn: AtomicBool,
+    /// What syncs have heard, for those who serve the source next.
+    heard: Option<Heard>,
+    /// Which of its descriptions the next sync has to go through; [`NONE`] of them as long as none was
+    /// interrupted.
+    asks: AtomicUsize,
 }
+
+const NONE: usize = usize::MAX;
 
 /// A counter that shares its cache line with no other.
 #[derive(Debug, Default)]
@@ -30,19 +41,41 @@ pub(crate) struct Syncs {
 struct Counter(AtomicU64);
 
 impl Syncs {
-    /// For a device of so many queues.
-    pub(crate) fn new(queues: usize) -> Syncs {
+    /// For a device of so many queues, and what the syncs of those have heard who served the source before.
+    pub(crate) fn new(queues: usize, heard: Option<Heard>) -> Syncs {
         let writes: Box<[Counter]> = (0..queues.max(1)).map(|_| Counter::default()).collect();
         // A server before us may have written without syncing: the first flush always syncs.
         writes[0].0.store(1, Ordering::Release);
+        let before = heard.as_ref().map_or(Before::Well, Heard::before);
+        let (failed, lost, asks) = match before {
+            Before::Well => (0, 0, NONE),
+            Before::Failed(errno) => (errno, 0, NONE),
+            Before::Ask(number) => (0, 0, number),
+            Before::Unknown => (0, 1, NONE),
+        };
+        if before != Before::Well {
+            tracing::warn!("a sync of an earlier worker has failed or was interrupted: {before:?}");
+        }
         Syncs {
             writes,
             synced: AtomicU64::new(0),
-            failed: AtomicI32::new(0),
-            lost: AtomicU64::new(0),
+            failed: AtomicI32::new(failed),
+            lost: AtomicU64::new(lost),
             reported: AtomicU64::new(0),
             turn: AtomicBool::new(false),
+            heard,
+            asks: AtomicUsize::new(asks),
         }
+    }
+
+    /// What syncs have heard.
+    pub(crate) fn heard(&self) -> Option<&Heard> {
+        self.heard.as_ref()
+    }
+
+    /// The description that a sync has to go through which begins now, where it is not the source's own.
+    pub(crate) fn asks(&self) -> Option<BorrowedFd<'_>> {
+        self.heard.as_ref()?.unused(self.asks.load(Ordering::Acquire))
     }
 
     /// A write has finished, whether well or not; only the queue's own thread may call this for `queue`.
@@ -136,9 +169,12 @@ impl Syncs {
         }
     }
 
-    /// Pages are lost: no flush succeeds any more.
+    /// Pages are lost: no flush succeeds any more, whoever serves the source.
     pub(crate) fn fail(&self, errno: Errno) {
         self.failed.store(errno.raw_os_error(), Ordering::Release);
+        if let Some(heard) = &self.heard {
+            heard.failed(errno.raw_os_error());
+        }
     }
 
     /// Whether a sync may begin now; it [ends its turn](Syncs::ends_turn) after what it is worth is known.
@@ -147,11 +183,19 @@ impl Syncs {
     /// it, and the success of the other may be seen first.
     #[must_use]
     pub(crate) fn takes_turn(&self) -> bool {
-        !self.turn.swap(true, Ordering::AcqRel)
+        let has_turn = !self.turn.swap(true, Ordering::AcqRel);
+        if has_turn && let Some(heard) = &self.heard {
+            let number = self.asks.load(Ordering::Acquire);
+            heard.begins((number != NONE).then_some(number));
+        }
+        has_turn
     }
 
     /// The sync that had its turn has ended.
     pub(crate) fn ends_turn(&self) {
+        if let Some(heard) = &self.heard {
+            heard.ended();
+        }
         self.turn.store(false, Ordering::Release);
     }
 
@@ -159,6 +203,12 @@ impl Syncs {
     pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         match result.and(self.failed().map_or(Ok(()), Err)) {
             Ok(()) => {
+                if let Some(heard) = &self.heard {
+                    let number = self.asks.swap(NONE, Ordering::AcqRel);
+                    if number != NONE {
+                        heard.answered(number);
+                    }
+                }
                 self.synced.fetch_max(target, Ordering::AcqRel);
                 Ok(())
             }
@@ -172,11 +222,13 @@ impl Syncs {
 
 #[cfg(test)]
 mod tests {
+    use becket_image::Source;
+
     use super::*;
 
     #[test]
     fn the_first_flush_syncs_and_an_idle_one_does_not() {
-        let sync = Syncs::new(2);
+        let sync = Syncs::new(2, None);
         let target = sync.pending().unwrap();
         sync.synced(target, Ok(())).unwrap();
         assert_eq!(sync.pending(), None);
@@ -184,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_write_that_ends_during_a_sync_is_synced_again() {
-        let sync = Syncs::new(2);
+        let sync = Syncs::new(2, None);
         let target = sync.pending().unwrap();
         sync.wrote(1);
         sync.synced(target, Ok(())).unwrap();
@@ -193,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_flush_during_a_sync_does_not_rely_on_it() {
-        let sync = Syncs::new(1);
+        let sync = Syncs::new(1, None);
         sync.wrote(0);
         let first = sync.pending().unwrap();
         assert_eq!(sync.pending(), Some(first), "the running sync has proven nothing yet");
@@ -201,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_failure_stays() {
-        let sync = Syncs::new(1);
+        let sync = Syncs::new(1, None);
         let target = sync.pending().unwrap();
         sync.synced(target, Err(Errno::IO)).unwrap_err();
         sync.synced(target, Ok(())).unwrap_err();
@@ -210,7 +262,7 @@ mod tests {
 
     #[test]
     fn syncs_have_their_turns() {
-        let sync = Syncs::new(2);
+        let sync = Syncs::new(2, None);
         let target = sync.pending().unwrap();
         assert!(sync.takes_turn() && !sync.takes_turn());
         assert_eq!(sync.synced(target, Err(Errno::IO)), Err(Errno::IO));
@@ -225,7 +277,7 @@ mod tests {
 
     #[test]
     fn what_may_be_lost_is_reported_by_one_flush() {
-        let sync = Syncs::new(1);
+        let sync = Syncs::new(1, None);
         sync.begins();
         assert!(!sync.is_at_risk(), "nobody has written");
         sync.wrote(0);
@@ -240,6 +292,44 @@ mod tests {
         assert!(sync.due().unwrap().is_some(), "no sync has covered it");
     }
 
+    /// What the next worker gets of a file.
+    fn next(source: &Source) -> Syncs {
+        let fds: Vec<_> = source.descriptors().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let Some(Source::File(file)) = source.described().join(&mut fds.into_iter()) else { panic!() };
+        assert!(file.heard.is_some());
+        Syncs::new(1, file.heard)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
+    fn an_interrupted_sync_is_asked_about_and_costs_no_flush() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let opened = becket_image::open(file.path(), &becket_image::OpenOptions::default()).unwrap();
+        let source = &opened.sources[0];
+        let first = next(source);
+        assert!(first.asks().is_none() && first.takes_turn());
+        for _ in 0..10 {
+            let next = next(source);
+            let covers = next.due().unwrap().unwrap();
+            assert!(next.asks().is_some() && next.takes_turn());
+            next.synced(covers, Ok(())).unwrap();
+            next.ends_turn();
+            assert!(next.asks().is_none() && next.takes_turn(), "its own is interrupted, too");
+        }
+        // Nobody hears what these were answered.
+        while next(source).asks().is_some() {
+            assert!(next(source).takes_turn());
+        }
+        let last = next(source);
+        assert_eq!(last.due(), Err(Errno::IO), "bytes may be lost");
+        let covers = last.due().unwrap().unwrap();
+        assert!(last.takes_turn());
+        assert_eq!(last.synced(covers, Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        last.ends_turn();
+        assert_eq!(next(source).due(), Err(Errno::NOSPC));
+    }
+
     /// Queues that write and flush beside each other, over a page cache that the threads share without any
     /// order: whatever had ended before a flush began is on the disk when that ends. Miri tries it with
     /// memory as weak as the language allows (`cargo xtask sanitize miri`).
@@ -250,7 +340,7 @@ mod tests {
 
     fn queues_write_and_flush() {
         const WRITES: u64 = 3;
-        let sync = Syncs::new(2);
+        let sync = Syncs::new(2, None);
         let new = || [const { AtomicU64::new(0) }; 2];
         let (cached, disk, ended) = (new(), new(), new());
         let flush = || {

@@ -95,7 +95,7 @@ pub(crate) fn source_of(file: &File, direct: bool) -> FileSource {
         rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap()
     });
     let facts = facts(direct.as_ref().map(|_| 4096));
-    FileSource { buffered: file.try_clone().unwrap().into(), direct, facts }
+    FileSource::of(file.try_clone().unwrap().into(), direct, facts)
 }
 
 /// Cargo's own place for files of tests, on a disk; the system's where the tests run without cargo.

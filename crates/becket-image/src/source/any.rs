@@ -50,7 +50,7 @@ impl SourceFacts {
     /// The feature that a process must have to understand it; `None` where every one does.
     pub fn feature(&self) -> Option<&'static str> {
         match self {
-            SourceFacts::File(_) => None,
+            SourceFacts::File(file) => file.feature(),
             SourceFacts::Link(link) => Some(link.feature()),
             SourceFacts::Filled(filled) => Some(filled.feature()),
         }
@@ -147,16 +147,20 @@ impl Source {
 
     /// Asks what else a process that serves it must know, and lets the page cache go where `wanted` and the
     /// image, which may be `encoded`, make no use of it.
-    pub(crate) fn complete(&mut self, wanted: DirectIo, encoded: bool) {
+    ///
+    /// # Errors
+    /// What syncs of a file hear cannot be kept.
+    pub(crate) fn complete(&mut self, wanted: DirectIo, encoded: bool) -> io::Result<()> {
         match self {
             Source::File(file) => {
-                file.complete();
+                let completed = file.complete();
                 // What opening the others has read is forgotten already.
                 if encoded && !file.facts.caches_stored(wanted) {
                     file.forget(wanted);
                 }
+                completed
             }
-            Source::Link(_) => {}
+            Source::Link(_) => Ok(()),
             Source::Filled(filled) => filled.complete(),
         }
     }
@@ -181,7 +185,7 @@ impl Source {
     /// The same, which are given away.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         match self {
-            Source::File(file) => std::iter::once(file.buffered).chain(file.direct).collect(),
+            Source::File(file) => file.into_descriptors(),
             Source::Link(link) => link.into_descriptors(),
             Source::Filled(filled) => filled.into_descriptors(),
         }

@@ -33,7 +33,7 @@ pub fn open(sources: &mut Vec<Source>) -> io::Result<()> {
     // A device goes past the page cache only where each source can.
     let direct = first.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
     let facts = Facts { writable: false, nowait: false, ..first.facts.clone() };
-    sources.push(FileSource { buffered, direct, facts }.into());
+    sources.push(FileSource::of(buffered, direct, facts).into());
     Ok(())
 }
 

@@ -41,7 +41,7 @@ pub fn attach_disk(
         grows: false,
         path: image.to_owned(),
         map: Map::contiguous(0, 0, geometry.size),
-        sources: vec![FileSource { buffered: file, direct: None, facts }.into()],
+        sources: vec![FileSource::of(file, None, facts).into()],
         encoded: Vec::new(),
         nested: false,
         read_only: geometry.read_only,

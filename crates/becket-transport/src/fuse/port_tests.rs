@@ -42,7 +42,7 @@ impl Kernel {
         file.set_len(SIZE).unwrap();
         file.write_all_at(b"sixteen bytes...", 8192).unwrap();
         let facts = Facts::unasked(FileKind::Regular, SIZE, true);
-        let source = FileSource { buffered: file.try_clone().unwrap().into(), direct: None, facts };
+        let source = FileSource::of(file.try_clone().unwrap().into(), None, facts);
         let (tether, _) = rustix::pipe::pipe().unwrap();
         let next = theirs.try_clone().unwrap();
         let threads = IoThreads::start(1).unwrap();

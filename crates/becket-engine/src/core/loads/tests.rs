@@ -23,7 +23,7 @@ fn serving(below: Map) -> Serving {
         direct: Some(Alignment { memory: 4, offset: 4096 }),
         ..Facts::unasked(FileKind::Regular, 0, false)
     };
-    let file = FileSource { buffered: std::fs::File::open("/dev/null").unwrap().into(), direct: None, facts };
+    let file = FileSource::of(std::fs::File::open("/dev/null").unwrap().into(), None, facts);
     let decoding = Decoding::start(1, 0).unwrap();
     Serving::new(Map::default(), vec![file.into()], true, 1)
         .decoded_by(&decoding, vec![layer(below, 100)])

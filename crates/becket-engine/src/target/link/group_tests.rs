@@ -73,7 +73,7 @@ struct Model {
 impl Model {
     fn new() -> Model {
         let queue = Queue { link: Link::Down, holds: false, flush: None };
-        let syncs = Syncs::new(QUEUES);
+        let syncs = Syncs::new(QUEUES, None);
         syncs.begins();
         Model {
             syncs,

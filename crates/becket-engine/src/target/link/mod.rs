@@ -73,7 +73,7 @@ impl LinkTarget {
         let dialer = Dialer::new(Arc::clone(&source), Arc::clone(&group));
         let (reported, judged) = (AtomicU32::new(u32::MAX), AtomicBool::new(false));
         let (unwatched, adrift) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (syncs, parking) = (Syncs::new(queues), Parking::default());
+        let (syncs, parking) = (Syncs::new(queues, None), Parking::default());
         LinkTarget { source, syncs, dialer, group, reported, judged, unwatched, parking, adrift }
     }
 

@@ -3,9 +3,10 @@
 //!
 //! Uses go down this list: `outer` locks the disk around a partition, `host` opens and locks, `kernel_users`
 //! finds loop devices and swap space, `place` knows where a partition is, `locks` excludes other programs,
-//! `facts` asks what the file can do.
+//! `facts` asks what the file can do, `heard` keeps what its syncs have heard.
 
 pub(crate) mod facts;
+pub mod heard;
 pub(crate) mod host;
 pub(crate) mod kernel_users;
 pub(crate) mod locks;
@@ -22,6 +23,7 @@ use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
 use serde::{Deserialize, Serialize};
 
 use self::facts::{DirectIo, Facts, FileKind, Known};
+use self::heard::Heard;
 use self::host::{HostFile, forget_cached, lock_alone};
 use self::locks::Claim;
 use super::kind::{Identity, Kind};
@@ -36,6 +38,8 @@ pub struct FileSource {
     pub direct: Option<OwnedFd>,
     /// What it can do.
     pub facts: Facts,
+    /// What its syncs have heard: of one that is written, once it is [complete](FileSource::complete).
+    pub heard: Option<Heard>,
 }
 
 /// What is said of a file to another process.
@@ -46,26 +50,36 @@ pub struct FileFacts {
     pub facts: Facts,
     /// A second descriptor comes along, for direct I/O.
     pub direct: bool,
+    /// Those of [`FileSource::heard`] do. Builds that do not know it have served none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub heard: bool,
 }
 
 impl FileFacts {
     /// See `SourceFacts::descriptors`.
     pub(super) fn descriptors(&self) -> usize {
-        1 + usize::from(self.direct)
+        1 + usize::from(self.direct) + if self.heard { heard::DESCRIPTORS } else { 0 }
+    }
+
+    /// See `SourceFacts::feature`.
+    pub(super) fn feature(&self) -> Option<&'static str> {
+        self.heard.then_some(heard::FEATURE)
     }
 
     /// See `SourceFacts::join`.
     pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<FileSource> {
         let buffered = fds.next()?;
         let direct = if self.direct { Some(fds.next()?) } else { None };
-        Some(FileSource { buffered, direct, facts: self.facts })
+        let heard = if self.heard { Some(Heard::join(fds)?) } else { None };
+        Some(FileSource { buffered, direct, facts: self.facts, heard })
     }
 }
 
 impl FileSource {
     /// See `Source::described`.
     pub(super) fn described(&self) -> FileFacts {
-        FileFacts { facts: self.facts.clone(), direct: self.direct.is_some() }
+        let (direct, heard) = (self.direct.is_some(), self.heard.is_some());
+        FileFacts { facts: self.facts.clone(), direct, heard }
     }
 
     /// Asks an open file for what every opener needs; the image begins at its byte `offset`.
@@ -84,13 +98,31 @@ impl FileSource {
         if wanted == DirectIo::On && direct.is_none() {
             return Err(Error::DirectIo { path, reason: facts.direct_reason });
         }
-        Ok(FileSource { buffered, direct, facts })
+        Ok(FileSource::of(buffered, direct, facts))
+    }
+
+    /// One of which nothing was heard.
+    pub fn of(buffered: OwnedFd, direct: Option<OwnedFd>, facts: Facts) -> FileSource {
+        FileSource { buffered, direct, facts, heard: None }
     }
 
     /// Asks what else a server must know.
-    pub(crate) fn complete(&mut self) {
+    ///
+    /// # Errors
+    /// What its syncs hear cannot be kept.
+    pub(crate) fn complete(&mut self) -> io::Result<()> {
         let direct = self.direct.as_ref().map(AsFd::as_fd);
         facts::complete(self.buffered.as_fd(), direct, &mut self.facts);
+        if self.facts.writable {
+            self.heard = Some(Heard::new(&self.buffered)?);
+        }
+        Ok(())
+    }
+
+    /// See `Source::into_descriptors`.
+    pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
+        let heard = self.heard.into_iter().flat_map(Heard::into_descriptors);
+        std::iter::once(self.buffered).chain(self.direct).chain(heard).collect()
     }
 
     /// Leaves nothing in the page cache of a file that is read past it.
@@ -112,13 +144,13 @@ impl FileSource {
         lock_alone(path, &self.buffered, self.facts.kind, &claim, &mut Vec::new())
     }
 
-    /// The same file by other descriptors.
+    /// The same file by other descriptors, for reading.
     ///
     /// # Errors
     /// There is no room for them.
     pub fn try_clone(&self) -> io::Result<FileSource> {
         let direct = self.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
-        Ok(FileSource { buffered: self.buffered.try_clone()?, direct, facts: self.facts.clone() })
+        Ok(FileSource::of(self.buffered.try_clone()?, direct, self.facts.clone()))
     }
 }
 
@@ -138,9 +170,10 @@ impl Kind for FileSource {
         Some(Identity { dev: makedev(known.stx_dev_major, known.stx_dev_minor), ino: known.stx_ino })
     }
 
-    /// The buffered one, then the direct one where there is one.
+    /// The buffered one, then the direct one where there is one, then those of what was heard.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        std::iter::once(&self.buffered).chain(&self.direct).map(AsFd::as_fd).collect()
+        let heard = self.heard.iter().flat_map(|heard| heard.descriptors());
+        std::iter::once(&self.buffered).chain(&self.direct).map(AsFd::as_fd).chain(heard).collect()
     }
 
     fn is_writable(&self) -> bool {

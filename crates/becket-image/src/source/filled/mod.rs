@@ -162,8 +162,8 @@ impl FilledSource {
     }
 
     /// See `Source::complete`.
-    pub(super) fn complete(&mut self) {
-        self.file.complete();
+    pub(super) fn complete(&mut self) -> io::Result<()> {
+        self.file.complete()
     }
 
     /// See `Source::into_descriptors`.
@@ -174,7 +174,7 @@ impl FilledSource {
             Err(shared) => shared.fd().try_clone_to_owned().ok(),
         };
         let rest = presence.into_iter().chain([table, order]).chain(packed);
-        std::iter::once(file.buffered).chain(file.direct).chain(rest).collect()
+        file.into_descriptors().into_iter().chain(rest).collect()
     }
 }
 

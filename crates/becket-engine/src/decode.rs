@@ -43,7 +43,7 @@ pub use decoding::{Decoding, LEAST_CACHE};
 pub use layers::MOST_LAYERS;
 
 pub(crate) use block::{Key, Staging};
-pub(crate) use cache::{Found, Waiter};
+pub(crate) use cache::{Lookup, Waiter};
 pub(crate) use decoding::Quick;
 pub(crate) use frames::Decoded;
 #[cfg(test)]

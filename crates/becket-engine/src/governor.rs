@@ -77,7 +77,7 @@ pub(crate) fn work(class: Class, moved: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Governor {
     limits: [Limit; 3],
-    line: Line,
+    line: Followers,
     /// The tags that the queue holds back, whatever their class.
     held: Waiting,
 }
@@ -86,7 +86,7 @@ impl Governor {
     pub(crate) fn new(depth: u16) -> Governor {
         Governor {
             limits: std::array::from_fn(|_| Limit::new(depth)),
-            line: Line { next: vec![NONE; depth.into()].into_boxed_slice() },
+            line: Followers { next: vec![NONE; depth.into()].into_boxed_slice() },
             held: Waiting { first: NONE, last: NONE },
         }
     }
@@ -195,11 +195,11 @@ struct Waiting {
 
 /// Which tag is behind which; a tag stands in one line at most.
 #[derive(Debug)]
-struct Line {
+struct Followers {
     next: Box<[u16]>,
 }
 
-impl Line {
+impl Followers {
     fn append(&mut self, waiting: &mut Waiting, tag: u16) {
         self.next[usize::from(tag)] = NONE;
         match self.next.get_mut(usize::from(waiting.last)) {

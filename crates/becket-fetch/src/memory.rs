@@ -16,7 +16,7 @@ const AT_ONCE: u64 = MOST / 8;
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct InMemory {
-    line: Mutex<Line>,
+    line: Mutex<Arrived>,
     who: Mutex<Who>,
 }
 
@@ -32,20 +32,20 @@ enum Who {
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct Arrived {
     /// Whole chunks, the first that came in front.
     whole: VecDeque<u64>,
     /// Bytes of chunks, whole or not.
     bytes: u64,
 }
 
-impl Line {
+impl Arrived {
     /// The chunks that are there.
-    fn of(presence: &Presence) -> Line {
+    fn of(presence: &Presence) -> Arrived {
         let in_memory = |chunk: &u64| presence.place(*chunk) == Some(Where::Memory);
         let whole: VecDeque<u64> = (0..presence.chunks()).filter(in_memory).collect();
         let bytes = whole.len() as u64 * presence.chunk();
-        Line { whole, bytes }
+        Arrived { whole, bytes }
     }
 }
 
@@ -57,10 +57,10 @@ impl InMemory {
             (true, true) => Who::Next,
             (true, false) => Who::We,
         };
-        InMemory { line: Mutex::new(Line::of(presence)), who: Mutex::new(who) }
+        InMemory { line: Mutex::new(Arrived::of(presence)), who: Mutex::new(who) }
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
+    fn line(&self) -> MutexGuard<'_, Arrived> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +84,7 @@ impl InMemory {
         if *who == Who::Next && presence.is_alone() {
             *who = Who::We;
             // The predecessor has changed it until now.
-            *self.line() = Line::of(presence);
+            *self.line() = Arrived::of(presence);
         }
         *who == Who::We
     }

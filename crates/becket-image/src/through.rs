@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::disk::unpack_disk;
 use crate::error::PARTITIONS;
 use crate::image::{Image, Layout, Role};
-use crate::layer::packed::{self, Kind};
+use crate::layer::packed::{self, Packing};
 use crate::layer::{
     Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign, known, recognise,
 };
@@ -310,7 +310,7 @@ impl Walk {
 }
 
 /// Why nothing can be written to what is packed.
-pub(crate) fn compressed(kind: Kind) -> String {
+pub(crate) fn compressed(kind: Packing) -> String {
     format!("it is compressed by {}", kind.name())
 }
 

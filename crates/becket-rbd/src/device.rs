@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use becket_device::helper::{Describes, Failure, Left, Line, Maker, News, Task, helper_main};
+use becket_device::helper::{Describes, Failure, Left, Maker, News, Task, ToSupervisor, helper_main};
 use becket_image::link::channel::Earlier;
 use becket_image::link::rbd::Rbd;
 
@@ -41,7 +41,7 @@ fn prepare(task: &Task) -> Result<Key, String> {
     Ok(cluster::prepare(Rbd::parse(&task.uri)?))
 }
 
-fn begin(task: Task, prepared: Key, line: Line) -> Box<dyn Maker> {
+fn begin(task: Task, prepared: Key, line: ToSupervisor) -> Box<dyn Maker> {
     let fresh = !task.again;
     let state = State::Closed(Some(prepared));
     Box::new(Device { task, line, state, connections: Vec::new(), session: None, fresh })
@@ -63,7 +63,7 @@ struct Open {
 
 struct Device {
     task: Task,
-    line: Line,
+    line: ToSupervisor,
     state: State,
     /// Each with its session.
     connections: Vec<(u64, Arc<Connection>)>,
@@ -116,7 +116,7 @@ impl Device {
 }
 
 /// Connects, opens the image, and takes its lock.
-fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
+fn opened(task: &Task, prepared: Key, line: &ToSupervisor) -> Opened {
     let refused = |refusal: Refusal| Failure::Spent(refusal.why);
     let cluster = prepared.and_then(Prepared::connect).map_err(refused)?;
     let image = cluster.open(!task.writes).map_err(refused)?;
@@ -141,7 +141,7 @@ fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
 
 /// Two threads that look after an open image: one says when the cluster does not answer, the other one when
 /// the lock is gone. The second may have to wait for the cluster itself.
-fn watch(open: &Open, task: &Task, line: &Line) {
+fn watch(open: &Open, task: &Task, line: &ToSupervisor) {
     let (progress, image, said) = (Arc::clone(&open.progress), Arc::downgrade(&open.image), line.clone());
     let pool = Rbd::parse(&task.uri).map(|rbd| rbd.pool).unwrap_or_default();
     std::thread::spawn(move || {

@@ -417,11 +417,11 @@ impl Image {
     pub(crate) fn submit(&self, work: Work, offset: u64, len: u64, finish: Finish) {
         let library = self.pool.cluster.library;
         let (kind, bytes) = match work {
-            Work::Read(bytes) => (Kind::Read, bytes),
-            Work::Write(bytes) => (Kind::Write, bytes),
-            Work::Discard => (Kind::Discard, Vec::new()),
-            Work::Zero { allocated } => (Kind::Zero { allocated }, Vec::new()),
-            Work::Flush => (Kind::Flush, Vec::new()),
+            Work::Read(bytes) => (Command::Read, bytes),
+            Work::Write(bytes) => (Command::Write, bytes),
+            Work::Discard => (Command::Discard, Vec::new()),
+            Work::Zero { allocated } => (Command::Zero { allocated }, Vec::new()),
+            Work::Flush => (Command::Flush, Vec::new()),
         };
         let mut pending = Box::new(Pending { library, bytes, finish });
         let buffer: *mut c_char = pending.bytes.as_mut_ptr().cast();
@@ -439,15 +439,15 @@ impl Image {
             } else {
                 let (image, off) = (self.handle, offset);
                 let begun = match kind {
-                    Kind::Read => (functions.rbd_aio_read)(image, off, count, buffer, completion),
-                    Kind::Write => (functions.rbd_aio_write)(image, off, count, buffer, completion),
-                    Kind::Discard => (functions.rbd_aio_discard)(image, off, len, completion),
-                    Kind::Zero { allocated } => {
+                    Command::Read => (functions.rbd_aio_read)(image, off, count, buffer, completion),
+                    Command::Write => (functions.rbd_aio_write)(image, off, count, buffer, completion),
+                    Command::Discard => (functions.rbd_aio_discard)(image, off, len, completion),
+                    Command::Zero { allocated } => {
                         let len = usize::try_from(len).unwrap_or(usize::MAX);
                         let thick = c_int::from(allocated);
                         (functions.rbd_aio_write_zeroes)(image, off, len, completion, thick, 0)
                     }
-                    Kind::Flush => (functions.rbd_aio_flush)(image, completion),
+                    Command::Flush => (functions.rbd_aio_flush)(image, completion),
                 };
                 if begun < 0 {
                     (functions.rbd_aio_release)(completion);
@@ -560,7 +560,7 @@ impl Image {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Command {
     Read,
     Write,
     Discard,

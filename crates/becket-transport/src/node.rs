@@ -97,7 +97,7 @@ pub(crate) fn open_control(kind: Kind, path: &Path, dev: Option<u64>) -> Result<
 
 /// Whether `path` is the node of character device `dev`.
 pub(crate) fn is_char(path: &Path, dev: u64) -> bool {
-    matches!(look(path, dev, FileType::CharacterDevice), Ok(Found::Right))
+    matches!(look(path, dev, FileType::CharacterDevice), Ok(AtPath::Right))
 }
 
 /// Major and minor number of an open device.
@@ -122,16 +122,16 @@ pub fn await_given(path: &Path, timeout: Duration) -> bool {
 }
 
 /// What is at a path.
-enum Found {
+enum AtPath {
     Right,
     Nothing,
     OtherNode,
 }
 
-fn look(path: &Path, dev: u64, kind: FileType) -> Result<Found, Error> {
+fn look(path: &Path, dev: u64, kind: FileType) -> Result<AtPath, Error> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(AtPath::Nothing),
         Err(error) => return Err(Error::io("look at", path)(error)),
     };
     let right_type = match kind {
@@ -139,8 +139,8 @@ fn look(path: &Path, dev: u64, kind: FileType) -> Result<Found, Error> {
         _ => metadata.file_type().is_char_device(),
     };
     match (right_type, metadata.rdev() == dev) {
-        (true, true) => Ok(Found::Right),
-        (true, false) => Ok(Found::OtherNode),
+        (true, true) => Ok(AtPath::Right),
+        (true, false) => Ok(AtPath::OtherNode),
         (false, _) => Err(Error::NotANode { path: path.to_owned() }),
     }
 }
@@ -149,15 +149,15 @@ fn ensure(path: &Path, dev: u64, kind: FileType) -> Result<bool, Error> {
     let started = Instant::now();
     loop {
         match look(path, dev, kind)? {
-            Found::Right => return Ok(false),
-            Found::OtherNode | Found::Nothing if started.elapsed() < DEVTMPFS => {
+            AtPath::Right => return Ok(false),
+            AtPath::OtherNode | AtPath::Nothing if started.elapsed() < DEVTMPFS => {
                 thread::sleep(Duration::from_millis(1));
             }
-            Found::OtherNode => {
+            AtPath::OtherNode => {
                 fs::remove_file(path).map_err(Error::io("replace the stale node", path))?;
                 break;
             }
-            Found::Nothing => break,
+            AtPath::Nothing => break,
         }
     }
     if let Some(parent) = path.parent() {
@@ -168,7 +168,7 @@ fn ensure(path: &Path, dev: u64, kind: FileType) -> Result<bool, Error> {
         // Another process was faster; it must be the right one now.
         Err(rustix::io::Errno::EXIST) => {
             return match look(path, dev, kind)? {
-                Found::Right => Ok(false),
+                AtPath::Right => Ok(false),
                 _ => Err(Error::NotANode { path: path.to_owned() }),
             };
         }

@@ -6,18 +6,18 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// What a lock shares its range with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum LockKind {
     /// Other shared locks; the descriptor must be readable.
     Shared,
     /// Nothing; the descriptor must be writable.
     Exclusive,
 }
 
-impl Kind {
+impl LockKind {
     const fn raw(self) -> libc::c_int {
         match self {
-            Kind::Shared => libc::F_RDLCK,
-            Kind::Exclusive => libc::F_WRLCK,
+            LockKind::Shared => libc::F_RDLCK,
+            LockKind::Exclusive => libc::F_WRLCK,
         }
     }
 }
@@ -25,7 +25,7 @@ impl Kind {
 /// Takes a lock on `len` bytes (0: to the end of the file, wherever that is) from `start`, or changes the
 /// kind of one that this description has. `false` when another description's lock is in the way. It lives
 /// until it is unlocked or the last descriptor of this description is closed, in any process.
-pub fn ofd_lock(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Result<bool> {
+pub fn ofd_lock(fd: BorrowedFd<'_>, kind: LockKind, start: u64, len: u64) -> io::Result<bool> {
     match fcntl(fd, libc::F_OFD_SETLK, kind.raw(), start, len) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
@@ -34,7 +34,7 @@ pub fn ofd_lock(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Res
 }
 
 /// The same, once no other description's lock is in the way.
-pub fn ofd_lock_wait(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Result<()> {
+pub fn ofd_lock_wait(fd: BorrowedFd<'_>, kind: LockKind, start: u64, len: u64) -> io::Result<()> {
     loop {
         match fcntl(fd, libc::F_OFD_SETLKW, kind.raw(), start, len) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -44,7 +44,7 @@ pub fn ofd_lock_wait(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io
 }
 
 /// Whether another description holds a lock that such a lock would conflict with. Takes nothing.
-pub fn ofd_test(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Result<bool> {
+pub fn ofd_test(fd: BorrowedFd<'_>, kind: LockKind, start: u64, len: u64) -> io::Result<bool> {
     fcntl(fd, libc::F_OFD_GETLK, kind.raw(), start, len).map(|found| found != libc::F_UNLCK)
 }
 
@@ -99,20 +99,23 @@ mod tests {
     #[test]
     fn locks_belong_to_descriptions_not_to_processes() -> io::Result<()> {
         let (one, two) = twice()?;
-        assert!(ofd_lock(one.as_fd(), Kind::Exclusive, 100, 1)?);
-        assert!(!ofd_test(one.as_fd(), Kind::Exclusive, 100, 1)?, "a lock of one's own is not a conflict");
-        assert!(ofd_test(two.as_fd(), Kind::Shared, 100, 1)?);
-        assert!(!ofd_lock(two.as_fd(), Kind::Shared, 100, 1)?);
-        assert!(ofd_lock(two.as_fd(), Kind::Shared, 101, 1)?, "only that byte is locked");
+        assert!(ofd_lock(one.as_fd(), LockKind::Exclusive, 100, 1)?);
+        assert!(
+            !ofd_test(one.as_fd(), LockKind::Exclusive, 100, 1)?,
+            "a lock of one's own is not a conflict"
+        );
+        assert!(ofd_test(two.as_fd(), LockKind::Shared, 100, 1)?);
+        assert!(!ofd_lock(two.as_fd(), LockKind::Shared, 100, 1)?);
+        assert!(ofd_lock(two.as_fd(), LockKind::Shared, 101, 1)?, "only that byte is locked");
 
         let copy = one.try_clone()?;
         drop(one);
-        assert!(ofd_test(two.as_fd(), Kind::Shared, 100, 1)?, "a duplicate keeps the lock");
+        assert!(ofd_test(two.as_fd(), LockKind::Shared, 100, 1)?, "a duplicate keeps the lock");
         drop(copy);
         // A process that another test is starting holds a duplicate of everything until it becomes its
         // program.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        while ofd_test(two.as_fd(), Kind::Shared, 100, 1)? {
+        while ofd_test(two.as_fd(), LockKind::Shared, 100, 1)? {
             assert!(std::time::Instant::now() < end, "the last close gives it up");
             std::thread::yield_now();
         }
@@ -122,12 +125,12 @@ mod tests {
     #[test]
     fn who_waits_for_a_lock_gets_it_when_it_is_free() -> io::Result<()> {
         let (one, two) = twice()?;
-        assert!(ofd_lock(one.as_fd(), Kind::Exclusive, 7, 1)?);
-        ofd_lock_wait(two.as_fd(), Kind::Exclusive, 8, 1)?;
+        assert!(ofd_lock(one.as_fd(), LockKind::Exclusive, 7, 1)?);
+        ofd_lock_wait(two.as_fd(), LockKind::Exclusive, 8, 1)?;
         let freed = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                ofd_lock_wait(two.as_fd(), Kind::Exclusive, 7, 1)
+                ofd_lock_wait(two.as_fd(), LockKind::Exclusive, 7, 1)
                     .map(|()| freed.load(std::sync::atomic::Ordering::SeqCst))
             });
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -141,11 +144,11 @@ mod tests {
     #[test]
     fn shared_locks_coexist_and_unlocking_frees() -> io::Result<()> {
         let (one, two) = twice()?;
-        assert!(ofd_lock(one.as_fd(), Kind::Shared, 0, 0)?);
-        assert!(ofd_lock(two.as_fd(), Kind::Shared, 0, 0)?);
-        assert!(!ofd_lock(two.as_fd(), Kind::Exclusive, 7, 1)?);
+        assert!(ofd_lock(one.as_fd(), LockKind::Shared, 0, 0)?);
+        assert!(ofd_lock(two.as_fd(), LockKind::Shared, 0, 0)?);
+        assert!(!ofd_lock(two.as_fd(), LockKind::Exclusive, 7, 1)?);
         ofd_unlock(one.as_fd(), 0, 0)?;
-        assert!(ofd_lock(two.as_fd(), Kind::Exclusive, 7, 1)?);
+        assert!(ofd_lock(two.as_fd(), LockKind::Exclusive, 7, 1)?);
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use std::{
 use becket_testkit::{
     Scratch, image, require_loop, require_plain_machine, require_root, require_tools, tool,
 };
-use becket_uapi::lock::{Kind, ofd_lock};
+use becket_uapi::lock::{LockKind, ofd_lock};
 use common::scratch;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
@@ -63,7 +63,7 @@ fn assert_qcow2_is(place: &Scratch, qcow2: &str, raw: &str) {
 fn as_qemu(path: &Path) -> File {
     let file = File::options().read(true).write(true).open(path).unwrap();
     for byte in [100, 101, 201, 203] {
-        assert!(ofd_lock(file.as_fd(), Kind::Shared, byte, 1).unwrap());
+        assert!(ofd_lock(file.as_fd(), LockKind::Shared, byte, 1).unwrap());
     }
     file
 }

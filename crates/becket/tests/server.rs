@@ -156,10 +156,10 @@ fn fuse_a_caller_that_ignores_the_ends_of_its_children_has_a_server_all_the_same
 
 /// Whether a process has a lock on an image by QEMU's rules: those lie at fixed bytes of the file.
 fn is_locked(path: &Path) -> bool {
-    use becket_uapi::lock::{Kind, ofd_test};
+    use becket_uapi::lock::{LockKind, ofd_test};
     use std::os::fd::AsFd as _;
     let file = fs::File::options().read(true).write(true).open(path).unwrap();
-    ofd_test(file.as_fd(), Kind::Exclusive, 0, 0).unwrap()
+    ofd_test(file.as_fd(), LockKind::Exclusive, 0, 0).unwrap()
 }
 
 #[test]

@@ -55,13 +55,13 @@ pub enum News {
 
 /// Tells the supervisor.
 #[derive(Debug, Clone)]
-pub struct Line {
+pub struct ToSupervisor {
     control: Arc<OwnedFd>,
     /// See [`News::Size`]; 0 until then.
     size: Arc<AtomicU64>,
 }
 
-impl Line {
+impl ToSupervisor {
     /// Tells it. A supervisor that is gone hears nothing, and its successor starts another program.
     pub fn tell(&self, news: News) {
         let report = match news {
@@ -93,7 +93,7 @@ impl Line {
 /// The first step, with all rights: reads what must be read.
 pub type Prepare<P> = fn(&Task) -> Result<P, String>;
 /// The second step, without them.
-pub type Begin<P> = fn(Task, P, Line) -> Box<dyn Maker>;
+pub type Begin<P> = fn(Task, P, ToSupervisor) -> Box<dyn Maker>;
 
 /// The main of such a program. Standard input is its connection to the supervisor; it returns when that is
 /// gone.
@@ -115,7 +115,7 @@ pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error>
     let control = Arc::new(control);
     // It leaves no connections to another one: they end with it.
     let inherited = channel::begin(&channel, Duration::ZERO).map_err(|error| refused(&error.to_string()))?;
-    let line = Line { control: Arc::clone(&control), size: Arc::default() };
+    let line = ToSupervisor { control: Arc::clone(&control), size: Arc::default() };
     let beating = line.clone();
     std::thread::spawn(move || beating.beat());
     let maker = begin(task, prepared, line);

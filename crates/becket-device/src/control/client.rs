@@ -40,11 +40,11 @@ where
     R: DeserializeOwned,
 {
     for _ in 0..ATTEMPTS {
-        let mut line = match Line::again(runtime) {
+        let mut line = match Connected::again(runtime) {
             Some(line) => line,
             None => match connect(runtime)? {
-                Some(stream) => Line::new(runtime, stream)?,
-                None => Line::new(runtime, start(runtime)?)?,
+                Some(stream) => Connected::new(runtime, stream)?,
+                None => Connected::new(runtime, start(runtime)?)?,
             },
         };
         if let Some(reply) = line.call(method, parameters, fds, concerns)? {
@@ -69,8 +69,8 @@ where
     // The connection of the last call may be to a server that has ended; then the call was not taken.
     for again in [true, false] {
         let line = match again {
-            true => Line::again(runtime),
-            false => connect(runtime)?.map(|stream| Line::new(runtime, stream)).transpose()?,
+            true => Connected::again(runtime),
+            false => connect(runtime)?.map(|stream| Connected::new(runtime, stream)).transpose()?,
         };
         if let Some(mut line) = line
             && let Some(reply) = line.call(method, parameters, &[], concerns)?
@@ -83,7 +83,7 @@ where
 }
 
 /// A connection to a supervisor.
-struct Line {
+struct Connected {
     runtime: Runtime,
     socket: Socket,
 }
@@ -91,17 +91,17 @@ struct Line {
 thread_local! {
     /// The connection of this thread's last call. A thread that attaches several images then needs a new
     /// thread of the supervisor for the first of them only, and none of them waits for another thread's.
-    static KEPT: RefCell<Option<Line>> = const { RefCell::new(None) };
+    static KEPT: RefCell<Option<Connected>> = const { RefCell::new(None) };
 }
 
-impl Line {
-    fn new(runtime: &Runtime, stream: UnixStream) -> Result<Line, Error> {
+impl Connected {
+    fn new(runtime: &Runtime, stream: UnixStream) -> Result<Connected, Error> {
         limit(&stream, health::DOUBT).map_err(Error::io("talk to the server at", &runtime.socket()))?;
-        Ok(Line { runtime: runtime.clone(), socket: Socket::new(stream) })
+        Ok(Connected { runtime: runtime.clone(), socket: Socket::new(stream) })
     }
 
     /// That of this thread's last call to the same supervisor.
-    fn again(runtime: &Runtime) -> Option<Line> {
+    fn again(runtime: &Runtime) -> Option<Connected> {
         KEPT.take().filter(|line| line.runtime.socket() == runtime.socket())
     }
 

@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
+use becket_uapi::lock::{LockKind, ofd_lock_wait, ofd_unlock};
 pub(crate) use reading::{Entry, Record};
 use reading::{Looked, same_use};
 use rustix::fs::{CWD, RenameFlags};
@@ -292,7 +292,7 @@ impl Store {
         let file = pooled.map_or_else(|| lock_file(&path), Ok)?;
         // The file is not read or written: any place will do, up to the largest that there is.
         let place = hash(name) >> 1;
-        ofd_lock_wait(file.as_fd(), Kind::Exclusive, place, 1).map_err(Error::io("lock", &path))?;
+        ofd_lock_wait(file.as_fd(), LockKind::Exclusive, place, 1).map_err(Error::io("lock", &path))?;
         Ok(Locked { file: Some(file), place, pool: &self.locks })
     }
 

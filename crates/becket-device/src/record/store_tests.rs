@@ -107,7 +107,7 @@ fn a_lock_is_let_go_and_its_file_used_again_unless_that_is_gone() {
         let place = hash("one") >> 1;
         !becket_uapi::lock::ofd_test(
             lock_file(&path).unwrap().as_fd(),
-            becket_uapi::lock::Kind::Exclusive,
+            becket_uapi::lock::LockKind::Exclusive,
             place,
             1,
         )

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::change::Length;
 use super::devices::Supervisor;
 use super::exports::Part;
-use super::links::{CLIENTS, Change, Connector, Line, OnChange};
+use super::links::{CLIENTS, Change, Connector, Helper, OnChange};
 use super::owned::Owned;
 use crate::contract::portion::Portion;
 use crate::contract::spec::Spec;
@@ -107,7 +107,7 @@ impl Supervisor {
 
     /// What speaks with the process that reaches the server of a device's image. It is not asked under the
     /// lock: what is heard meanwhile takes that.
-    fn line_of(&self, name: &str) -> Result<Option<Arc<Line>>, Error> {
+    fn line_of(&self, name: &str) -> Result<Option<Arc<Helper>>, Error> {
         let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
         Ok(lock(&owned.state).connector.as_ref().map(Connector::line))
     }

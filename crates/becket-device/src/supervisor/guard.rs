@@ -59,7 +59,7 @@ pub(crate) struct Guard {
 #[derive(Debug, Default)]
 struct Standing {
     /// To the one that stands.
-    line: Option<Line>,
+    line: Option<Guarding>,
     /// One has been started, and is replaced when it dies.
     begun: bool,
     /// No guard is wanted any more.
@@ -67,7 +67,7 @@ struct Standing {
 }
 
 #[derive(Debug)]
-struct Line {
+struct Guarding {
     socket: OwnedFd,
     id: Option<ProcessId>,
 }
@@ -113,7 +113,7 @@ impl Guard {
     fn started(&self, standing: &mut Standing, store: &Store) -> Option<Child> {
         let (child, socket) =
             start(store, self.cache_size).inspect_err(|error| error!("nobody stands guard: {error}")).ok()?;
-        standing.line = Some(Line { socket, id: ProcessId::of(child.id()) });
+        standing.line = Some(Guarding { socket, id: ProcessId::of(child.id()) });
         Some(child)
     }
 
@@ -129,7 +129,7 @@ impl Guard {
         self.tell(|line| keeper::forget(&line.socket, mark, PATIENCE));
     }
 
-    fn tell(&self, what: impl FnOnce(&Line) -> io::Result<()>) {
+    fn tell(&self, what: impl FnOnce(&Guarding) -> io::Result<()>) {
         let mut standing = lock(&self.standing);
         let Some(line) = &standing.line else { return };
         let Err(error) = what(line) else { return };

@@ -41,7 +41,7 @@ const ENDING: Duration = Duration::from_secs(20);
 /// What a device has of the process that reaches its server. That ends when its last device drops this.
 #[derive(Debug)]
 pub(crate) struct Connector {
-    line: Arc<Line>,
+    line: Arc<Helper>,
     number: u64,
     /// The device outlives this supervisor.
     stays: bool,
@@ -51,10 +51,10 @@ pub(crate) struct Connector {
 
 /// The fetchers that there are, each with the store file that it fills.
 #[derive(Debug, Default)]
-pub(crate) struct Fetchers(Mutex<Vec<(Identity, Weak<Line>)>>);
+pub(crate) struct Fetchers(Mutex<Vec<(Identity, Weak<Helper>)>>);
 
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Helper {
     work: Work,
     fds: Vec<OwnedFd>,
     devices: Mutex<Devices>,
@@ -141,7 +141,7 @@ impl Connector {
     }
 
     /// What speaks with the process.
-    pub(super) fn line(&self) -> Arc<Line> {
+    pub(super) fn line(&self) -> Arc<Helper> {
         Arc::clone(&self.line)
     }
 
@@ -175,11 +175,11 @@ impl Connector {
     }
 
     /// One process for one device, or for the first of several.
-    fn begin(work: Work, fds: Vec<OwnedFd>, again: bool, ours: Ours) -> io::Result<(Connector, Arc<Line>)> {
+    fn begin(work: Work, fds: Vec<OwnedFd>, again: bool, ours: Ours) -> io::Result<(Connector, Arc<Helper>)> {
         let (devices, control, away, trouble, looking) = Default::default();
         let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
         let line =
-            Arc::new(Line { work, fds, devices, control, clients: clients.into(), away, trouble, looking });
+            Arc::new(Helper { work, fds, devices, control, clients: clients.into(), away, trouble, looking });
         let connector = line.joined_by(ours).ok_or(io::ErrorKind::NotFound)?;
         let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
@@ -232,7 +232,7 @@ impl Fetchers {
 
     /// How much there is of the images that come while they are read. It waits for no device.
     pub(super) fn stored(&self) -> Vec<Stored> {
-        let lines: Vec<Arc<Line>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();
+        let lines: Vec<Arc<Helper>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();
         let mut all = Vec::new();
         for line in lines {
             let Some(table) = line.table() else { continue };
@@ -362,9 +362,9 @@ impl Drop for Connector {
     }
 }
 
-impl Line {
+impl Helper {
     /// One more device; nothing when the process is about to end.
-    fn joined_by(self: &Arc<Line>, ours: Ours) -> Option<Connector> {
+    fn joined_by(self: &Arc<Helper>, ours: Ours) -> Option<Connector> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut devices = lock(&self.devices);

@@ -40,13 +40,13 @@ fn a_device_that_is_owned_gets_its_record_again() {
 #[test]
 fn an_image_is_free_once_its_worker_has_let_go_of_it() {
     use becket_transport::Abilities;
-    use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
+    use becket_uapi::lock::{LockKind, ofd_lock, ofd_test};
     use std::os::fd::AsFd as _;
     for alive in [true, false] {
         // Without recovery no other worker takes its place.
         let stage = Stage::with(ALL.without(Abilities::RECOVERS));
         let fd = stage.bench.fd(true, 0);
-        assert!(ofd_lock(fd.as_fd(), Kind::Shared, 101, 1).unwrap());
+        assert!(ofd_lock(fd.as_fd(), LockKind::Shared, 101, 1).unwrap());
         // As the table of a ring does for a while, or a dead worker's for as long as it still writes.
         let held = fd.try_clone().unwrap();
         stage.supervisor.attach(stage.bench.request(Some("one")), vec![fd]).unwrap();
@@ -55,7 +55,7 @@ fn an_image_is_free_once_its_worker_has_let_go_of_it() {
         }
         detach(&stage, "one");
         let other = stage.bench.fd(true, 0);
-        let locked = ofd_test(other.as_fd(), Kind::Exclusive, 101, 1).unwrap();
+        let locked = ofd_test(other.as_fd(), LockKind::Exclusive, 101, 1).unwrap();
         assert_eq!(locked, !alive);
         drop(held);
     }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::{loads::memory_of, state::Core};
 use crate::{
     Data, Op,
-    decode::{Decoded, Found, Job, Key, Quick, Staging},
+    decode::{Decoded, Job, Key, Lookup, Quick, Staging},
     slot::Way,
 };
 
@@ -35,14 +35,14 @@ impl Core {
         let may_load = loads.places.get(layer as usize).is_some_and(|places| !places.free.is_empty());
         let found = loads.layers.decoding().cache().look(key, Some(&waiter), may_load);
         let copied = match found {
-            Found::Here(block) => {
+            Lookup::Here(block) => {
                 loads.counted.hits += 1;
                 self.copy(tag, key, &block)?;
                 Copied::More
             }
-            Found::Coming | Found::Yours => {
+            Lookup::Coming | Lookup::Yours => {
                 loads.counted.waits += 1;
-                if matches!(found, Found::Yours) {
+                if matches!(found, Lookup::Yours) {
                     loads.take_place(layer, block);
                 }
                 // What else of it is encoded together will be wanted next.
@@ -55,7 +55,7 @@ impl Core {
                 self.await_note(tag);
                 Copied::Waits
             }
-            Found::Absent => {
+            Lookup::Absent => {
                 slot.way = Way::Waiting;
                 if let Some(places) = loads.places.get_mut(layer as usize) {
                     places.line.push_back(tag);

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::{
     Data, Error, Op, Request, Serving,
-    decode::{Found, Job, Layers, Staging},
+    decode::{Job, Layers, Lookup, Staging},
     memory::Buffers,
     stats::Decodings,
     target::Target as _,
@@ -185,7 +185,7 @@ impl Loads {
             return;
         }
         let key = self.layers.key(layer, block);
-        if matches!(self.layers.decoding().cache().look(key, None, true), Found::Yours) {
+        if matches!(self.layers.decoding().cache().look(key, None, true), Lookup::Yours) {
             self.counted.ahead += 1;
             self.take_place(layer, block);
         }

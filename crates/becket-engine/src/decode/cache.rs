@@ -50,7 +50,7 @@ impl Waiter {
 }
 
 /// What there is of a block.
-pub(crate) enum Found {
+pub(crate) enum Lookup {
     /// All of it.
     Here(Arc<Decoded>),
     /// It is being loaded, and a note will come.
@@ -123,9 +123,9 @@ impl Cache {
         self.state().small_share = bytes / SMALL;
     }
 
-    /// Looks for a block. `waiter` gets a note when it is [`Coming`](Found::Coming) or
-    /// [`Yours`](Found::Yours).
-    pub(crate) fn look(&self, key: Key, waiter: Option<&Waiter>, may_load: bool) -> Found {
+    /// Looks for a block. `waiter` gets a note when it is [`Coming`](Lookup::Coming) or
+    /// [`Yours`](Lookup::Yours).
+    pub(crate) fn look(&self, key: Key, waiter: Option<&Waiter>, may_load: bool) -> Lookup {
         let mut guard = self.state();
         let state = &mut *guard;
         match state.entries.get_mut(&key) {
@@ -133,18 +133,18 @@ impl Cache {
                 if waiter.is_some() && state.clock - ready.counted >= state.small_share as u64 / 4 {
                     (ready.uses, ready.counted) = ((ready.uses + 1).min(MOST_USES), state.clock);
                 }
-                Found::Here(Arc::clone(&ready.block))
+                Lookup::Here(Arc::clone(&ready.block))
             }
             Some(Entry::Loading(waiters)) => {
                 waiters.extend(waiter.cloned());
-                Found::Coming
+                Lookup::Coming
             }
-            None if !may_load => Found::Absent,
+            None if !may_load => Lookup::Absent,
             None => {
                 let mut waiters = state.spare.pop().unwrap_or_default();
                 waiters.extend(waiter.cloned());
                 state.entries.insert(key, Entry::Loading(waiters));
-                Found::Yours
+                Lookup::Yours
             }
         }
     }

@@ -25,11 +25,11 @@ impl Bench {
     fn get(&self, block: u32) -> bool {
         let key = key(block);
         match self.cache.look(key, Some(&self.waiter), true) {
-            Found::Here(found) => {
+            Lookup::Here(found) => {
                 assert_eq!(found.bytes(), vec![block as u8; SIZE]);
                 true
             }
-            Found::Yours => {
+            Lookup::Yours => {
                 let mut frame = loop {
                     match self.frames.take(SIZE) {
                         Ok(frame) => break frame,
@@ -42,7 +42,7 @@ impl Bench {
                 self.waiter.mailbox.take(&mut Vec::new());
                 false
             }
-            Found::Coming | Found::Absent => panic!("nobody else loads"),
+            Lookup::Coming | Lookup::Absent => panic!("nobody else loads"),
         }
     }
 
@@ -53,7 +53,7 @@ impl Bench {
     }
 
     fn has(&self, block: u32) -> bool {
-        matches!(self.cache.look(key(block), None, false), Found::Here(_))
+        matches!(self.cache.look(key(block), None, false), Lookup::Here(_))
     }
 }
 
@@ -102,10 +102,10 @@ fn names_of_what_has_gone_do_not_pile_up() {
 #[test]
 fn what_fails_is_reported_and_not_kept() {
     let bench = Bench::of(4);
-    assert!(matches!(bench.cache.look(key(1), Some(&bench.waiter), true), Found::Yours));
+    assert!(matches!(bench.cache.look(key(1), Some(&bench.waiter), true), Lookup::Yours));
     let other = Waiter { whom: (0, 1), ..bench.waiter.clone() };
-    assert!(matches!(bench.cache.look(key(1), Some(&other), true), Found::Coming));
-    assert!(matches!(bench.cache.look(key(2), Some(&other), false), Found::Absent));
+    assert!(matches!(bench.cache.look(key(1), Some(&other), true), Lookup::Coming));
+    assert!(matches!(bench.cache.look(key(2), Some(&other), false), Lookup::Absent));
     bench.cache.finish(key(1), Err(Errno::IO), None);
     let mut notes = Vec::new();
     bench.waiter.mailbox.take(&mut notes);
@@ -146,13 +146,13 @@ fn many_readers_decode_once() {
                 barrier.wait();
                 for block in 0..BLOCKS {
                     match bench.cache.look(key(block), Some(&waiter), true) {
-                        Found::Here(_) => seen += 1,
-                        Found::Yours => {
+                        Lookup::Here(_) => seen += 1,
+                        Lookup::Yours => {
                             loads += 1;
                             let frame = bench.frames.take(SIZE).ok().unwrap();
                             bench.cache.finish(key(block), Ok(frame.filled(0, SIZE)), None);
                         }
-                        Found::Coming | Found::Absent => {}
+                        Lookup::Coming | Lookup::Absent => {}
                     }
                 }
                 barrier.wait();
@@ -183,7 +183,7 @@ proptest! {
             bench.get(block);
             prop_assert!(bench.frames.total() <= (blocks + held) * SIZE);
             // A request still copies from it when it is evicted.
-            if held > 0 && let Found::Here(found) = bench.cache.look(key(block), None, false) {
+            if held > 0 && let Lookup::Here(found) = bench.cache.look(key(block), None, false) {
                 hands.push_back(found);
                 hands.truncate(held);
             }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::{
         LEAST_CACHE,
-        decode::{Addressee, Decoding, Found, Layers, Quick},
+        decode::{Addressee, Decoding, Layers, Lookup, Quick},
     };
 
     const SIZE: usize = 4096;
@@ -147,7 +147,7 @@ mod tests {
         fn job(&self) -> Job {
             let key = self.layers.key(0, 0);
             let found = self.layers.decoding().cache().look(key, Some(&self.waiter(1)), true);
-            assert!(matches!(found, Found::Yours));
+            assert!(matches!(found, Lookup::Yours));
             let mut staging = Staging::new(SIZE).unwrap();
             staging.bytes()[3..][..Bench::stored().len()].copy_from_slice(&Bench::stored());
             let (encoded, paces) = (Arc::clone(self.layers.encoded()), Arc::clone(self.layers.paces()));
@@ -191,7 +191,7 @@ mod tests {
         // Two seconds for a whole block would do for that.
         assert!(bench.layers.paces()[0].is_quick(1), "what it took is known");
         let found = bench.layers.decoding().cache().look(bench.layers.key(0, 0), None, false);
-        assert!(matches!(found, Found::Here(_)));
+        assert!(matches!(found, Lookup::Here(_)));
     }
 
     #[test]

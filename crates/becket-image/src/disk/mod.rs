@@ -17,7 +17,7 @@ use crate::qcow2;
 use ends::Ends;
 
 /// A container of a disk.
-struct Kind {
+struct DiskFormat {
     format: Format,
     /// Its name, for people.
     name: &'static str,
@@ -29,12 +29,12 @@ struct Kind {
 
 /// All of them, in the order in which they are tried: a magic number at the end of an image comes last.
 #[rustfmt::skip]
-static KINDS: [Kind; 5] = [
-    Kind { format: Format::Qcow2, name: "qcow2", magic: qcow2, unpack: qcow2::unpack_alone },
-    Kind { format: Format::Vmdk, name: "VMDK", magic: |e| e.begins(b"KDMV"), unpack: vmdk::sparse::unpack },
-    Kind { format: Format::Vdi, name: "VDI", magic: |e| e.le32(0x40) == 0xbeda_107f, unpack: vdi::unpack },
-    Kind { format: Format::Vhdx, name: "VHDX", magic: |e| e.begins(b"vhdxfile"), unpack: vhdx::unpack },
-    Kind { format: Format::Vhd, name: "VHD", magic: vhd::is, unpack: vhd::unpack },
+static KINDS: [DiskFormat; 5] = [
+    DiskFormat { format: Format::Qcow2, name: "qcow2", magic: qcow2, unpack: qcow2::unpack_alone },
+    DiskFormat { format: Format::Vmdk, name: "VMDK", magic: |e| e.begins(b"KDMV"), unpack: vmdk::sparse::unpack },
+    DiskFormat { format: Format::Vdi, name: "VDI", magic: |e| e.le32(0x40) == 0xbeda_107f, unpack: vdi::unpack },
+    DiskFormat { format: Format::Vhdx, name: "VHDX", magic: |e| e.begins(b"vhdxfile"), unpack: vhdx::unpack },
+    DiskFormat { format: Format::Vhd, name: "VHD", magic: vhd::is, unpack: vhd::unpack },
 ];
 
 /// Version 1 is another format.
@@ -42,9 +42,9 @@ fn qcow2(ends: &Ends) -> bool {
     ends.begins(b"QFI\xfb") && !ends.begins(b"QFI\xfb\0\0\0\x01")
 }
 
-impl Kind {
-    fn of(ends: &Ends, format: Format) -> Option<&'static Kind> {
-        let wanted = |kind: &&Kind| format == Format::Auto || format == kind.format;
+impl DiskFormat {
+    fn of(ends: &Ends, format: Format) -> Option<&'static DiskFormat> {
+        let wanted = |kind: &&DiskFormat| format == Format::Auto || format == kind.format;
         KINDS.iter().filter(wanted).find(|kind| (kind.magic)(ends))
     }
 
@@ -65,19 +65,19 @@ pub fn unpack_disk(image: &Image) -> Result<Option<Image>, LayerError> {
 /// The same for one format, or for any; and why the disk is only read.
 pub(crate) fn unpack(image: &Image, format: Format) -> Result<Option<(Image, Option<String>)>, LayerError> {
     let Some(ends) = Ends::of(image)? else { return Ok(None) };
-    let Some(kind) = Kind::of(&ends, format) else { return Ok(None) };
+    let Some(kind) = DiskFormat::of(&ends, format) else { return Ok(None) };
     Ok((kind.unpack)(image)?.map(|disk| (disk, kind.only_read())))
 }
 
 /// The name of the container that `image` begins or ends like.
 pub(crate) fn name_of(image: &Image) -> Option<&'static str> {
     let ends = Ends::of(image).ok()??;
-    Kind::of(&ends, Format::Auto).map(|kind| kind.format.name())
+    DiskFormat::of(&ends, Format::Auto).map(|kind| kind.format.name())
 }
 
 /// Why the disk in an image with these ends is only read, for people; `None` if it may be written.
 pub(crate) fn only_read(ends: &Ends, format: Format) -> Option<String> {
-    Kind::of(ends, format)?.only_read()
+    DiskFormat::of(ends, format)?.only_read()
 }
 
 /// What QEMU calls a format that an image is stored as.

@@ -12,12 +12,12 @@ const XATTRS_MAX: usize = 1 << 20;
 
 /// Extended attributes as a reader finds them.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundXattrs {
     all: Xattrs,
     bytes: usize,
 }
 
-impl Found {
+impl FoundXattrs {
     /// Takes one more, whose name has a `prefix`.
     pub(super) fn push(&mut self, prefix: &[u8], name: &[u8], value: Vec<u8>) -> Result<(), LayerError> {
         self.bytes += prefix.len() + name.len() + value.len();

@@ -238,7 +238,7 @@ impl Chain {
             if probe && is_raw && url.as_ref().is_none_or(|url| url.opened(first).is_some()) {
                 break;
             }
-            let Found { at, raw, is_url } = match &url {
+            let OpenedBelow { at, raw, is_url } = match &url {
                 Some(url) => files.connect(path, &name.name, url)?,
                 None => files.follow(path, *far, BACKING, &name.name)?,
             };
@@ -385,7 +385,7 @@ struct Files<'a> {
 }
 
 /// A file or a URL that an image names, opened.
-struct Found {
+struct OpenedBelow {
     /// Where it is.
     at: PathBuf,
     /// Its bytes as they are stored.
@@ -395,14 +395,20 @@ struct Found {
 
 impl Files<'_> {
     /// Opens the file that an image names. A `far` image has no directory of its own.
-    fn follow(&mut self, image: &Path, far: bool, what: &'static str, name: &[u8]) -> Result<Found, Error> {
+    fn follow(
+        &mut self,
+        image: &Path,
+        far: bool,
+        what: &'static str,
+        name: &[u8],
+    ) -> Result<OpenedBelow, Error> {
         self.has_room(image, what, name)?;
         let found = self.dirs.find(image, far, what, name)?;
         self.open(image, None, what, name, found)
     }
 
     /// Opens the URL that an image names, if the user allows that.
-    fn connect(&mut self, image: &Path, name: &[u8], url: &Named) -> Result<Found, Error> {
+    fn connect(&mut self, image: &Path, name: &[u8], url: &Named) -> Result<OpenedBelow, Error> {
         self.has_room(image, BACKING, name)?;
         let Some(opened) = url.opened(self.first) else { return Err(not_allowed(image, name, url)) };
         if let (Some(theirs), Some(ours)) = (&url.version, &opened.version)
@@ -422,7 +428,7 @@ impl Files<'_> {
         self.is_new(image, BACKING, name, remote.identity())?;
         let raw = remote.image.clone();
         self.referenced.push(Linked::Server(Box::new(remote)));
-        Ok(Found { at: opened.url.clone(), raw, is_url: true })
+        Ok(OpenedBelow { at: opened.url.clone(), raw, is_url: true })
     }
 
     fn open(
@@ -432,7 +438,7 @@ impl Files<'_> {
         what: &'static str,
         name: &[u8],
         found: HostInode,
-    ) -> Result<Found, Error> {
+    ) -> Result<OpenedBelow, Error> {
         let identity = Identity { dev: found.stat.st_dev, ino: found.stat.st_ino };
         self.is_new(image, what, name, identity)?;
         let link = (self.open)(image, found)?;
@@ -447,7 +453,7 @@ impl Files<'_> {
         let raw = Image::raw(reader, link.size, 512).within(self.first.image.budget());
         let at = url.unwrap_or(&link.path).to_owned();
         self.referenced.push(Linked::File(link));
-        Ok(Found { at, raw, is_url: url.is_some() })
+        Ok(OpenedBelow { at, raw, is_url: url.is_some() })
     }
 
     fn has_room(&self, image: &Path, what: &'static str, name: &[u8]) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::file::facts::{DirectIo, Facts};
 use super::file::{FileFacts, FileSource};
 use super::filled::{FilledFacts, FilledSource};
-use super::kind::{Identity, Kind};
+use super::kind::{Identity, SourceKind};
 use super::link::{LinkFacts, LinkSource};
 use crate::ReadAt;
 
@@ -79,7 +79,7 @@ impl From<FileFacts> for SourceFacts {
 }
 
 impl Source {
-    fn kind(&self) -> &dyn Kind {
+    fn kind(&self) -> &dyn SourceKind {
         match self {
             Source::File(file) => file,
             Source::Link(link) => link,

@@ -21,7 +21,7 @@ pub struct Identity {
 
 /// What every kind of source says of itself. None of it waits for a file system or for another host, except
 /// the reader when it reads.
-pub(super) trait Kind {
+pub(super) trait SourceKind {
     /// See `Source::facts`.
     fn facts(&self) -> &Facts;
     /// See `Source::len`.

@@ -20,7 +20,7 @@ use rustix::fs::OFlags;
 use super::Source;
 use super::file::FileSource;
 use super::file::facts::{Facts, open_quietly, proc_path};
-use super::kind::Kind as _;
+use super::kind::SourceKind as _;
 
 /// Opens the first file once more and puts it behind the other sources. It hears of what is lost from now on:
 /// nothing may have been written for the device yet.

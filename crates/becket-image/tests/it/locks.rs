@@ -11,7 +11,7 @@ use std::sync::Barrier;
 
 use crate::common::{Dir, dir, file, have, open, open_read_only, skip, source_of};
 use becket_image::{Error, ErrorKind, OpenOptions, Opened};
-use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
+use becket_uapi::lock::{LockKind, ofd_lock, ofd_test};
 
 fn image() -> (Dir, PathBuf) {
     let dir = dir();
@@ -110,12 +110,12 @@ fn the_bytes_are_those_that_qemu_knows() {
     let (_dir, path) = image();
     let other = File::open(&path).unwrap();
     let locked = || -> Vec<u64> {
-        (0..512).filter(|byte| ofd_test(other.as_fd(), Kind::Exclusive, *byte, 1).unwrap()).collect()
+        (0..512).filter(|byte| ofd_test(other.as_fd(), LockKind::Exclusive, *byte, 1).unwrap()).collect()
     };
     assert_eq!(locked(), [0; 0]);
     let writer = open(&path).unwrap();
     assert_eq!(locked(), [100, 101, 201, 203]);
-    assert!(!ofd_test(other.as_fd(), Kind::Shared, 0, 1 << 61).unwrap(), "only shared locks are held");
+    assert!(!ofd_test(other.as_fd(), LockKind::Shared, 0, 1 << 61).unwrap(), "only shared locks are held");
     drop(writer);
     let _reader = open_read_only(&path).unwrap();
     assert_eq!(locked(), [100, 201, 203]);
@@ -137,7 +137,7 @@ fn locks_as_qemu_takes_them_are_respected() {
         (203, None, None),
     ] {
         let qemu = File::open(&path).unwrap();
-        assert!(ofd_lock(qemu.as_fd(), Kind::Shared, byte, 1).unwrap());
+        assert!(ofd_lock(qemu.as_fd(), LockKind::Shared, byte, 1).unwrap());
         for (open, expected) in [(open as fn(&Path) -> _, writer), (open_read_only, reader)] {
             match (open(&path), expected) {
                 (result, Some(why)) => assert_in_use(result, why),
@@ -147,7 +147,7 @@ fn locks_as_qemu_takes_them_are_respected() {
         open_shared(&path).unwrap();
     }
     let foreign = File::options().write(true).open(&path).unwrap();
-    assert!(ofd_lock(foreign.as_fd(), Kind::Exclusive, 0, 0).unwrap());
+    assert!(ofd_lock(foreign.as_fd(), LockKind::Exclusive, 0, 0).unwrap());
     assert_in_use(open(&path), "exclusively");
 }
 
@@ -178,7 +178,7 @@ fn parts_that_do_not_meet_are_written_side_by_side() {
     let [first, second] = ["p1", "p2"].map(|part| path.join(part));
     let locked = || -> Vec<u64> {
         let other = File::open(&path).unwrap();
-        (0..512).filter(|byte| ofd_test(other.as_fd(), Kind::Exclusive, *byte, 1).unwrap()).collect()
+        (0..512).filter(|byte| ofd_test(other.as_fd(), LockKind::Exclusive, *byte, 1).unwrap()).collect()
     };
     let writers = [open(&first).unwrap(), open(&second).unwrap()];
     assert!(writers.iter().all(|opened| !opened.read_only));
@@ -236,7 +236,7 @@ fn strangers_and_readers_keep_writers_of_all_parts_out() {
     drop(reader);
 
     let qemu = File::open(&path).unwrap();
-    assert!(ofd_lock(qemu.as_fd(), Kind::Shared, 201, 1).unwrap());
+    assert!(ofd_lock(qemu.as_fd(), LockKind::Shared, 201, 1).unwrap());
     assert_in_use(open(&first), "allows nobody else to write to it");
     drop(qemu);
 

@@ -53,7 +53,7 @@ pub(super) struct FusePort {
     discards: bool,
     tags: Box<[Tag]>,
     free: Vec<u16>,
-    line: Line,
+    line: Incoming,
     /// No more requests are read.
     leaving: bool,
     ended: bool,
@@ -61,7 +61,7 @@ pub(super) struct FusePort {
 
 /// What is known of the line of requests.
 #[derive(Debug, Default)]
-struct Line {
+struct Incoming {
     /// There is something in it.
     filled: bool,
     /// A poll is with the kernel.
@@ -75,7 +75,7 @@ struct Line {
     next: u16,
 }
 
-impl Line {
+impl Incoming {
     /// A read has come back.
     fn read(&mut self, brought: bool) {
         self.reading = self.reading.saturating_sub(1);
@@ -102,7 +102,7 @@ impl FusePort {
             discards,
             tags: vec![Tag::default(); depth.into()].into_boxed_slice(),
             free: (0..depth).rev().collect(),
-            line: Line { next: 1, ..Line::default() },
+            line: Incoming { next: 1, ..Incoming::default() },
             leaving: false,
             ended: false,
         }
@@ -119,7 +119,7 @@ impl FusePort {
                 // Goes on when a tag is free again.
                 return Ok(());
             }
-            self.line = Line { filled: false, asked: count, brought: 0, reading: 0, ..self.line };
+            self.line = Incoming { filled: false, asked: count, brought: 0, reading: 0, ..self.line };
             for _ in 0..count {
                 let Some(tag) = self.free.pop() else { break };
                 io.receive(Token { kind: RECEIVE, tag })?;

@@ -275,15 +275,15 @@ fn the_queue_ends_with_the_connection() {
 
 #[test]
 fn as_many_reads_are_queued_as_were_of_use() {
-    let mut line = Line { asked: 1, reading: 1, next: 1, ..Line::default() };
+    let mut line = Incoming { asked: 1, reading: 1, next: 1, ..Incoming::default() };
     line.read(true);
     assert_eq!(line.next, 2);
-    line = Line { asked: 8, reading: 8, ..line };
+    line = Incoming { asked: 8, reading: 8, ..line };
     line.brought = 0;
     (0..3).for_each(|_| line.read(true));
     (0..5).for_each(|_| line.read(false));
     assert_eq!(line.next, 3);
-    line = Line { asked: 2, reading: 2, brought: 0, ..line };
+    line = Incoming { asked: 2, reading: 2, brought: 0, ..line };
     (0..2).for_each(|_| line.read(false));
     assert_eq!(line.next, 1, "never none");
 }

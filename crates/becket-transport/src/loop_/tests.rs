@@ -400,7 +400,7 @@ fn the_locks_live_as_long_as_the_device() {
     let mut case = Case::new(MIB);
     case.attach(&open_options(), &LoopOptions::default());
     let probe = fs::File::options().read(true).write(true).open(case.image()).unwrap();
-    let locked = || lock::ofd_test(probe.as_fd(), lock::Kind::Exclusive, 0, 0).unwrap();
+    let locked = || lock::ofd_test(probe.as_fd(), lock::LockKind::Exclusive, 0, 0).unwrap();
     assert!(locked(), "the command's descriptors are closed, the driver's must hold the locks");
     assert!(becket_image::open(&case.image(), &open_options()).is_err());
     assert_eq!(case.detach(), Cleared::Gone);

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 pub(super) use self::state::NbdPort;
 use self::state::{Asked, Inward, Piece};
-use super::requests::{HEAD, Kind, PIECE, STAGING, kind_of, payload, piece};
+use super::requests::{Action, HEAD, PIECE, STAGING, kind_of, payload, piece};
 
 /// Kinds of tokens: a piece of a write has come; something was cancelled.
 const RECEIVED: u8 = 0;
@@ -81,10 +81,10 @@ impl NbdPort {
         let whole = self.style.structured && request.flags & uapi::CMD_FLAG_DF != 0;
         let kind = match kind_of(request, io.length(), self.allocation, self.punches) {
             // It must come in one chunk, and there is none that is so long.
-            Ok(Kind::Read) if whole && request.len > PIECE as u64 => Err(Errno::OVERFLOW),
+            Ok(Action::Read) if whole && request.len > PIECE as u64 => Err(Errno::OVERFLOW),
             kind => kind,
         };
-        if kind == Ok(Kind::Disconnect) {
+        if kind == Ok(Action::Disconnect) {
             self.inward = Inward::Nothing;
             return Ok(());
         }
@@ -92,12 +92,12 @@ impl NbdPort {
         let uapi::Request { cookie, offset, len, .. } = *request;
         let len = match kind {
             // A hint: what is asked for first is worth it.
-            Ok(Kind::Cache) => len.min(PIECE as u64),
-            Ok(Kind::Other { op: Op::Flush, .. }) => 0,
+            Ok(Action::Cache) => len.min(PIECE as u64),
+            Ok(Action::Other { op: Op::Flush, .. }) => 0,
             _ => len,
         };
         let asked = Asked {
-            kind: kind.unwrap_or(Kind::Cache),
+            kind: kind.unwrap_or(Action::Cache),
             cookie,
             offset,
             len,
@@ -118,24 +118,24 @@ impl NbdPort {
             return self.answer(io, tag, index, Err(errno));
         }
         match asked.kind {
-            Kind::Write { .. } => self.inward = Inward::Data { asked: index },
-            Kind::Status { one } => {
+            Action::Write { .. } => self.inward = Inward::Data { asked: index },
+            Action::Status { one } => {
                 let tag = self.free.pop().ok_or(Errno::IO)?;
                 return self.status(io, index, tag, one);
             }
-            Kind::Read if !self.style.structured && len > PIECE as u64 => {
+            Action::Read if !self.style.structured && len > PIECE as u64 => {
                 self.longs.push_back(index);
                 self.begin_long(io);
             }
-            Kind::Read => self.begin_pieces(io, index),
-            Kind::Cache | Kind::Other { .. } => {
+            Action::Read => self.begin_pieces(io, index),
+            Action::Cache | Action::Other { .. } => {
                 let tag = self.free.pop().ok_or(Errno::IO)?;
                 match asked.kind {
-                    Kind::Other { op: Op::Flush, .. } => self.begin(io, tag, index, 0, 0),
+                    Action::Other { op: Op::Flush, .. } => self.begin(io, tag, index, 0, 0),
                     _ => self.begin(io, tag, index, offset, asked.len),
                 }
             }
-            Kind::Disconnect => {}
+            Action::Disconnect => {}
         }
         Ok(())
     }

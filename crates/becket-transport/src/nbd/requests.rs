@@ -16,7 +16,7 @@ pub(super) const HEAD: usize = 64;
 
 /// What a request is to the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Action {
     /// Data for the client.
     Read,
     /// Data from the client, which follow the header.
@@ -39,7 +39,7 @@ pub(super) fn kind_of(
     size: u64,
     allocation: bool,
     punches: bool,
-) -> Result<Kind, Errno> {
+) -> Result<Action, Errno> {
     let known = match request.command {
         uapi::CMD_READ => uapi::CMD_FLAG_DF,
         uapi::CMD_WRITE => uapi::CMD_FLAG_PAYLOAD_LEN,
@@ -54,27 +54,29 @@ pub(super) fn kind_of(
     let durable = request.flags & uapi::CMD_FLAG_FUA != 0;
     let mut slow = false;
     let kind = match request.command {
-        uapi::CMD_DISC => return Ok(Kind::Disconnect),
-        uapi::CMD_FLUSH => return Ok(Kind::Other { op: Op::Flush, durable: false }),
-        uapi::CMD_READ => Kind::Read,
-        uapi::CMD_WRITE => Kind::Write { durable },
-        uapi::CMD_CACHE => Kind::Cache,
-        uapi::CMD_TRIM => Kind::Other { op: Op::Discard, durable },
+        uapi::CMD_DISC => return Ok(Action::Disconnect),
+        uapi::CMD_FLUSH => return Ok(Action::Other { op: Op::Flush, durable: false }),
+        uapi::CMD_READ => Action::Read,
+        uapi::CMD_WRITE => Action::Write { durable },
+        uapi::CMD_CACHE => Action::Cache,
+        uapi::CMD_TRIM => Action::Other { op: Op::Discard, durable },
         uapi::CMD_WRITE_ZEROES => {
             let keep_allocated = request.flags & uapi::CMD_FLAG_NO_HOLE != 0;
             slow = request.flags & uapi::CMD_FLAG_FAST_ZERO != 0 && (keep_allocated || !punches);
-            Kind::Other { op: Op::WriteZeroes { keep_allocated }, durable }
+            Action::Other { op: Op::WriteZeroes { keep_allocated }, durable }
         }
         uapi::CMD_BLOCK_STATUS if allocation => {
-            Kind::Status { one: request.flags & uapi::CMD_FLAG_REQ_ONE != 0 }
+            Action::Status { one: request.flags & uapi::CMD_FLAG_REQ_ONE != 0 }
         }
         _ => return Err(Errno::INVAL),
     };
     let inside = request.offset.checked_add(request.len).is_some_and(|end| end <= size);
-    let moves = matches!(kind, Kind::Read | Kind::Write { .. });
+    let moves = matches!(kind, Action::Read | Action::Write { .. });
     match kind {
         _ if request.len == 0 => Err(Errno::INVAL),
-        Kind::Write { .. } | Kind::Other { op: Op::WriteZeroes { .. }, .. } if !inside => Err(Errno::NOSPC),
+        Action::Write { .. } | Action::Other { op: Op::WriteZeroes { .. }, .. } if !inside => {
+            Err(Errno::NOSPC)
+        }
         _ if !inside => Err(Errno::INVAL),
         _ if slow => Err(Errno::OPNOTSUPP),
         _ if moves && request.len > u64::from(LARGEST) => Err(Errno::OVERFLOW),
@@ -93,10 +95,10 @@ pub(super) fn payload(request: &uapi::Request, extended: bool) -> u64 {
 }
 
 /// The engine's request for a piece of one of a client.
-pub(super) fn piece(kind: Kind, offset: u64, len: u64) -> Request {
+pub(super) fn piece(kind: Action, offset: u64, len: u64) -> Request {
     let (op, data) = match kind {
-        Kind::Write { durable } => (Op::Write { durable }, Data::Buffer),
-        Kind::Other { op, .. } => (op, Data::None),
+        Action::Write { durable } => (Op::Write { durable }, Data::Buffer),
+        Action::Other { op, .. } => (op, Data::None),
         _ => (Op::Read, Data::Buffer),
     };
     Request { op, offset, len, data }

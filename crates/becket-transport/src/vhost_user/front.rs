@@ -63,12 +63,12 @@ type Visit = (Departure, Hooks);
 #[derive(Debug)]
 pub struct VhostUser {
     served: Arc<Served>,
-    line: Arc<Line>,
+    line: Arc<Steering>,
 }
 
 /// What the thread and those who steer it share.
 #[derive(Debug)]
-struct Line {
+struct Steering {
     state: Mutex<State>,
     /// What the device looks like at present.
     device: Mutex<Geometry>,
@@ -113,7 +113,7 @@ impl VhostUser {
                 return Err(ServeError::Engine { id, source: spawn_error(errno.into()) });
             }
         };
-        let line = Arc::new(Line { state, device: Mutex::new(geometry), bell });
+        let line = Arc::new(Steering { state, device: Mutex::new(geometry), bell });
         let mut number = [0; SERIAL];
         number.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
         let queues = Queues {
@@ -192,7 +192,7 @@ impl Drop for VhostUser {
     }
 }
 
-impl Line {
+impl Steering {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,7 +218,7 @@ fn spawn_error(source: std::io::Error) -> becket_engine::Error {
 struct Queues {
     threads: Arc<IoThreads>,
     served: Arc<Served>,
-    line: Arc<Line>,
+    line: Arc<Steering>,
     tether: Arc<OwnedFd>,
     depth: u16,
     serial: [u8; SERIAL],

@@ -4,7 +4,7 @@
 use super::{
     bytes,
     copy_move::{self, BLOCK, Chunk, Failed, Origin, Stream, Taker},
-    copy_target::{Kind, Target},
+    copy_target::{Goal, Target},
     fetched,
     interrupts::{self, Interrupts},
 };
@@ -119,18 +119,18 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
     };
     let file = || target.file().map_err(|error| target.failure("it cannot be written", &error));
     let moved = match (&target.kind, format) {
-        (Kind::Export(export), _) => copy_move::run(origin, &Export(export), export.unit(), &mut watch),
-        (Kind::Stream, _) => copy_move::run(origin, &Stream::new(file()?), 1, &mut watch),
-        (Kind::Device, _) => {
+        (Goal::Export(export), _) => copy_move::run(origin, &Export(export), export.unit(), &mut watch),
+        (Goal::Stream, _) => copy_move::run(origin, &Stream::new(file()?), 1, &mut watch),
+        (Goal::Device, _) => {
             copy_move::run(origin, &Raw { file: file()?, sparse: false, device: true }, 1, &mut watch)
         }
-        (Kind::New(_), CopyFormat::Raw) => {
+        (Goal::New(_), CopyFormat::Raw) => {
             let file = file()?;
             let sized = file.set_len(origin.len).map_err(Failed::Write);
             let raw = Raw { file, sparse: args.sparse, device: false };
             sized.and_then(|()| copy_move::run(origin, &raw, 1, &mut watch))
         }
-        (Kind::New(_), CopyFormat::Qcow2) => {
+        (Goal::New(_), CopyFormat::Qcow2) => {
             let size = origin.len.next_multiple_of(512);
             let next = AtomicU64::new(1);
             let qcow2 = Qcow2 { file: file()?, sparse: args.sparse, next, runs: Mutex::new(Vec::new()) };

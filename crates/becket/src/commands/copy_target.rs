@@ -27,7 +27,7 @@ const ACL_MAX: usize = 64 << 10;
 /// What is written to.
 pub(super) struct Target {
     path: PathBuf,
-    pub(super) kind: Kind,
+    pub(super) kind: Goal,
     /// What is written, where that is a file of this host.
     file: Option<File>,
     /// Locks what is overwritten, as long as this is there.
@@ -37,7 +37,7 @@ pub(super) struct Target {
 }
 
 /// What kind of thing that is.
-pub(super) enum Kind {
+pub(super) enum Goal {
     /// A file that gets its name when it is complete.
     New(NewFile),
     /// A block device.
@@ -78,14 +78,14 @@ impl Target {
         let failed = |errno: Errno| write_failure(path, "it cannot be opened", &errno.into());
         let refused = |kind: &str, why: &str| refused(path, kind, why);
         if path == Path::new("-") {
-            return Ok(made(bytes::stdout()?, Kind::Stream));
+            return Ok(made(bytes::stdout()?, Goal::Stream));
         }
         if becket_image::is_remote(path) {
             if qcow2 {
                 return Err(refused("not_a_file", "a qcow2 is written to a file only"));
             }
             let export = export(args, source, len)?;
-            let kind = Kind::Export(export);
+            let kind = Goal::Export(export);
             return Ok(Self { path: path.to_owned(), kind, file: None, _claim: None, warnings });
         }
         if becket_fetch::is_remote(path.as_os_str()) {
@@ -126,13 +126,13 @@ impl Target {
                     )
                     .hint("copy to a device that is at least as long, or make the image shorter first"));
                 }
-                Ok(Self { _claim: Some(claim), warnings, ..made(device, Kind::Device) })
+                Ok(Self { _claim: Some(claim), warnings, ..made(device, Goal::Device) })
             }
             Some(FileType::CharacterDevice | FileType::Fifo) => {
                 let stream = open(OFlags::NOCTTY).map_err(failed)?;
                 let stat = rustix::fs::fstat(&stream).map_err(failed)?;
                 match FileType::from_raw_mode(stat.st_mode) {
-                    FileType::CharacterDevice | FileType::Fifo => Ok(made(stream.into(), Kind::Stream)),
+                    FileType::CharacterDevice | FileType::Fifo => Ok(made(stream.into(), Goal::Stream)),
                     // Nothing else is written to where it is.
                     _ => Err(refused("not_a_file", "it was replaced meanwhile")),
                 }
@@ -148,7 +148,7 @@ impl Target {
                 if found.is_some() {
                     dress(&file, path).map_err(failed)?;
                 }
-                Ok(Self { _claim: claim, warnings, ..made(file, Kind::New(new)) })
+                Ok(Self { _claim: claim, warnings, ..made(file, Goal::New(new)) })
             }
         }
     }
@@ -160,7 +160,7 @@ impl Target {
 
     /// The signals that must be waited for, because they would leave a part of a file.
     pub(super) fn interrupts(&self) -> Result<Option<Interrupts>, Failure> {
-        let named = matches!(&self.kind, Kind::New(NewFile { temporary: Some(_), .. }));
+        let named = matches!(&self.kind, Goal::New(NewFile { temporary: Some(_), .. }));
         named.then(Interrupts::block).transpose()
     }
 
@@ -169,15 +169,15 @@ impl Target {
         let path = self.path.clone();
         let failed = |error: io::Error| write_failure(&path, "it cannot be written", &error);
         let Some(file) = &self.file else {
-            let Kind::Export(export) = &self.kind else { return Ok(None) };
+            let Goal::Export(export) = &self.kind else { return Ok(None) };
             return export.finish().map(|()| None).map_err(failed);
         };
         match file.sync_all() {
             // A pipe has nothing to bring there.
-            Err(error) if matches!(self.kind, Kind::Stream) && is_no_file(&error) => {}
+            Err(error) if matches!(self.kind, Goal::Stream) && is_no_file(&error) => {}
             synced => synced.map_err(failed)?,
         }
-        let Kind::New(new) = &mut self.kind else { return Ok(None) };
+        let Goal::New(new) = &mut self.kind else { return Ok(None) };
         let allocated = file.metadata().map_err(failed)?.blocks() * 512;
         new.commit(file).map_err(|errno| match errno {
             Errno::EXIST => failed(errno.into()).hint("--force replaces it"),

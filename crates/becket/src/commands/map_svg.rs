@@ -19,24 +19,24 @@ pub(super) struct Bar<'a> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Colour {
     Data,
     Zero,
     Encoded,
 }
 
-const KINDS: [(Kind, &str, &str); 3] = [
-    (Kind::Data, "#2f6fb3", "data: read as it is, from the host's file"),
-    (Kind::Zero, "#d9dee3", "zeroes: nothing is read"),
-    (Kind::Encoded, "#e08a2c", "compressed: read and decoded"),
+const KINDS: [(Colour, &str, &str); 3] = [
+    (Colour::Data, "#2f6fb3", "data: read as it is, from the host's file"),
+    (Colour::Zero, "#d9dee3", "zeroes: nothing is read"),
+    (Colour::Encoded, "#e08a2c", "compressed: read and decoded"),
 ];
 
-impl Kind {
-    fn of(extent: &Extent) -> Kind {
+impl Colour {
+    fn of(extent: &Extent) -> Colour {
         match extent.place {
-            Place::Data { .. } => Kind::Data,
-            Place::Zero => Kind::Zero,
-            Place::Encoded { .. } => Kind::Encoded,
+            Place::Data { .. } => Colour::Data,
+            Place::Zero => Colour::Zero,
+            Place::Encoded { .. } => Colour::Encoded,
         }
     }
 
@@ -110,7 +110,7 @@ pub(super) fn draw(bars: &[Bar<'_>]) -> String {
                 .map()
                 .extents()
                 .iter()
-                .filter(|extent| Kind::of(extent) == *kind)
+                .filter(|extent| Colour::of(extent) == *kind)
                 .map(|extent| extent.len)
                 .sum()
         });
@@ -128,8 +128,8 @@ pub(super) fn draw(bars: &[Bar<'_>]) -> String {
 
 /// The kinds of the pixels of a bar, with equal neighbours merged: first pixel, the one behind the last,
 /// kind.
-fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Kind)> {
-    let mut columns: Vec<(usize, usize, Kind)> = Vec::new();
+fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Colour)> {
+    let mut columns: Vec<(usize, usize, Colour)> = Vec::new();
     let mut rest = extents.iter().peekable();
     for pixel in 0..WIDTH {
         let edge = |pixel: usize| (u128::from(len) * pixel as u128 / WIDTH as u128) as u64;
@@ -137,7 +137,7 @@ fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Kind)> {
         let mut sums = [0_u64; KINDS.len()];
         while let Some(extent) = rest.peek() {
             let (start, end) = (extent.start.max(from), extent.end().min(to));
-            let kind = KINDS.iter().position(|(kind, ..)| *kind == Kind::of(extent));
+            let kind = KINDS.iter().position(|(kind, ..)| *kind == Colour::of(extent));
             if let Some(sum) = kind.and_then(|kind| sums.get_mut(kind)) {
                 *sum += end.saturating_sub(start);
             }
@@ -149,11 +149,11 @@ fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Kind)> {
         // What has bytes is never hidden by zeroes around it.
         let [data, zero, encoded] = sums;
         let kind = if encoded > 0 && encoded >= data {
-            Kind::Encoded
+            Colour::Encoded
         } else if data > 0 || zero == 0 {
-            Kind::Data
+            Colour::Data
         } else {
-            Kind::Zero
+            Colour::Zero
         };
         match columns.last_mut() {
             Some((_, end, last)) if *last == kind => *end = pixel + 1,
@@ -183,14 +183,18 @@ mod tests {
             extent(len - 96_000, 96_000, Place::Encoded { layer: 0, offset: 0 }),
         ];
         let columns = columns(&extents, len);
-        let expected =
-            [(0, 480, Kind::Zero), (480, 481, Kind::Data), (481, 864, Kind::Zero), (864, 960, Kind::Encoded)];
+        let expected = [
+            (0, 480, Colour::Zero),
+            (480, 481, Colour::Data),
+            (481, 864, Colour::Zero),
+            (864, 960, Colour::Encoded),
+        ];
         assert_eq!(columns, expected);
     }
 
     #[test]
     fn an_image_of_fewer_bytes_than_pixels_is_drawn() {
         let extents = [Extent { start: 0, len: 10, place: Place::Zero }];
-        assert_eq!(columns(&extents, 10), [(0, 960, Kind::Zero)]);
+        assert_eq!(columns(&extents, 10), [(0, 960, Colour::Zero)]);
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct Tree<'a> {
     /// The directories on the way, the innermost last.
     open: Vec<Open>,
     /// What was found and not handed over: the bytes of its files are read meanwhile.
-    found: VecDeque<Found>,
+    found: VecDeque<Complete>,
     /// The most that may wait.
     most: usize,
     /// What that takes: see [`What::weight`].
@@ -80,7 +80,7 @@ struct Entry {
 }
 
 /// An entry with all that is known of it.
-struct Found {
+struct Complete {
     entry: Entry,
     meta: Meta,
     what: What,
@@ -208,7 +208,7 @@ impl<'a> Tree<'a> {
         let listed = if matches!(what, What::Directory) { Some(self.list(&entry)) } else { None };
         if waits {
             self.weight += what.weight();
-            self.found.push_back(Found { entry, meta, what });
+            self.found.push_back(Complete { entry, meta, what });
         } else if !self.take(entry, meta, what)? {
             return Ok(());
         }
@@ -232,7 +232,7 @@ impl<'a> Tree<'a> {
     }
 
     fn hand_over_one(&mut self) -> Result<(), Failure> {
-        let Some(Found { entry, meta, what }) = self.found.pop_front() else { return Ok(()) };
+        let Some(Complete { entry, meta, what }) = self.found.pop_front() else { return Ok(()) };
         self.weight -= what.weight();
         let again = matches!(what, What::Again(identity) if !self.firsts.contains_key(&identity));
         if !again {

@@ -3,7 +3,7 @@
 
 /// What a column is in JSON, and which way it leans in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Shape {
     /// Left, a string.
     Text,
     /// Right, a number.
@@ -35,27 +35,27 @@ pub(super) enum Column {
 }
 
 /// A column's name, its kind, and its meaning for people.
-type About = (Column, &'static str, Kind, &'static str);
+type About = (Column, &'static str, Shape, &'static str);
 
 /// All columns, in the order of `--output-all`.
 pub(super) const ALL: [About; 17] = [
-    (Column::Name, "NAME", Kind::Text, "path of the device"),
-    (Column::Autoclear, "AUTOCLEAR", Kind::Flag, "detached when its last user closes it"),
-    (Column::BackFile, "BACK-FILE", Kind::Text, "file behind the device"),
-    (Column::BackIno, "BACK-INO", Kind::Number, "inode number of that file"),
-    (Column::BackMajMin, "BACK-MAJ:MIN", Kind::Text, "device number of that file's file system"),
-    (Column::BackMaj, "BACK-MAJ", Kind::Text, "its major part"),
-    (Column::BackMin, "BACK-MIN", Kind::Text, "its minor part"),
-    (Column::MajMin, "MAJ:MIN", Kind::Text, "device number"),
-    (Column::Maj, "MAJ", Kind::Number, "its major part"),
-    (Column::Min, "MIN", Kind::Number, "its minor part"),
-    (Column::Offset, "OFFSET", Kind::Number, "first byte of the file on the device"),
-    (Column::Partscan, "PARTSCAN", Kind::Flag, "the kernel reads the partition table"),
-    (Column::Ref, "REF", Kind::Text, "reference given by --loop-ref, else the file's path"),
-    (Column::Ro, "RO", Kind::Flag, "read-only"),
-    (Column::SizeLimit, "SIZELIMIT", Kind::Number, "most bytes of the file on the device; 0 for all"),
-    (Column::Dio, "DIO", Kind::Flag, "the page cache of the file is bypassed"),
-    (Column::LogSec, "LOG-SEC", Kind::Number, "logical sector size in bytes"),
+    (Column::Name, "NAME", Shape::Text, "path of the device"),
+    (Column::Autoclear, "AUTOCLEAR", Shape::Flag, "detached when its last user closes it"),
+    (Column::BackFile, "BACK-FILE", Shape::Text, "file behind the device"),
+    (Column::BackIno, "BACK-INO", Shape::Number, "inode number of that file"),
+    (Column::BackMajMin, "BACK-MAJ:MIN", Shape::Text, "device number of that file's file system"),
+    (Column::BackMaj, "BACK-MAJ", Shape::Text, "its major part"),
+    (Column::BackMin, "BACK-MIN", Shape::Text, "its minor part"),
+    (Column::MajMin, "MAJ:MIN", Shape::Text, "device number"),
+    (Column::Maj, "MAJ", Shape::Number, "its major part"),
+    (Column::Min, "MIN", Shape::Number, "its minor part"),
+    (Column::Offset, "OFFSET", Shape::Number, "first byte of the file on the device"),
+    (Column::Partscan, "PARTSCAN", Shape::Flag, "the kernel reads the partition table"),
+    (Column::Ref, "REF", Shape::Text, "reference given by --loop-ref, else the file's path"),
+    (Column::Ro, "RO", Shape::Flag, "read-only"),
+    (Column::SizeLimit, "SIZELIMIT", Shape::Number, "most bytes of the file on the device; 0 for all"),
+    (Column::Dio, "DIO", Shape::Flag, "the page cache of the file is bypassed"),
+    (Column::LogSec, "LOG-SEC", Shape::Number, "logical sector size in bytes"),
 ];
 
 /// The default columns.
@@ -83,7 +83,7 @@ impl Column {
         self.about().1
     }
 
-    pub(super) fn kind(self) -> Kind {
+    pub(super) fn kind(self) -> Shape {
         self.about().2
     }
 }

@@ -1,7 +1,7 @@
 //! A list as people, scripts and programs read it: aligned, raw, or JSON, byte for byte as libsmartcols
 //! writes them. Never measures a terminal: what is piped and what is seen are the same.
 
-use super::columns::{Column, Kind};
+use super::columns::{Column, Shape};
 use std::io::Write as _;
 
 /// How a list looks.
@@ -55,14 +55,14 @@ pub(super) fn render(columns: &[Column], rows: &[Row], style: Style, headings: b
             let last = at + 1 == columns.len();
             let pad = if style == Style::Raw { 0 } else { widths[at] - width(cell) };
             match columns[at].kind() {
-                Kind::Text if last => out.extend(cell),
+                Shape::Text if last => out.extend(cell),
                 // An empty cell at the end of a line is not even blanks.
                 _ if last && cell.is_empty() => {}
-                Kind::Text => {
+                Shape::Text => {
                     out.extend(cell);
                     blanks(&mut out, pad);
                 }
-                Kind::Number | Kind::Flag => {
+                Shape::Number | Shape::Flag => {
                     blanks(&mut out, pad);
                     out.extend(cell);
                 }
@@ -139,10 +139,10 @@ fn json(out: &mut Vec<u8>, columns: &[Column], rows: &[Row]) {
             out.extend(b": ");
             let text = cell.as_ref().map(|cell| cell.reported(Style::Json)).unwrap_or_default();
             match column.kind() {
-                Kind::Flag => out.extend(if text == b"1" { &b"true"[..] } else { b"false" }),
+                Shape::Flag => out.extend(if text == b"1" { &b"true"[..] } else { b"false" }),
                 _ if text.is_empty() => out.extend(b"null"),
-                Kind::Number => out.extend(text),
-                Kind::Text => quote(out, &text),
+                Shape::Number => out.extend(text),
+                Shape::Text => quote(out, &text),
             }
             out.extend(if at + 1 < columns.len() { &b",\n"[..] } else { b"\n" });
         }

@@ -17,12 +17,12 @@ pub(super) struct Waits(Arc<Shared>);
 
 struct Shared {
     presence: Arc<Presence>,
-    line: Mutex<Line>,
+    line: Mutex<Waiters>,
     arrived: Condvar,
 }
 
 #[derive(Default)]
-struct Line {
+struct Waiters {
     waiting: Vec<Waiting>,
     started: bool,
     ends: bool,
@@ -106,13 +106,13 @@ impl Drop for Waits {
 }
 
 impl Shared {
-    fn line(&self) -> MutexGuard<'_, Line> {
+    fn line(&self) -> MutexGuard<'_, Waiters> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self) {
         loop {
-            let idle = |line: &mut Line| line.waiting.is_empty() && !line.ends;
+            let idle = |line: &mut Waiters| line.waiting.is_empty() && !line.ends;
             drop(self.arrived.wait_while(self.line(), idle).unwrap_or_else(PoisonError::into_inner));
             // Before the look: what comes after it ends the waiting below.
             let news = self.presence.news();

@@ -26,7 +26,7 @@ struct Auth {
 
 /// What these files say of a registry.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Login {
     /// The value of an `Authorization` header.
     pub(super) login: Option<String>,
     /// A file that cannot be read, and so may have it.
@@ -34,7 +34,7 @@ pub(super) struct Found {
 }
 
 /// Looks a registry up, `HOST` or `HOST:PORT`.
-pub(super) fn of_user(registry: &str) -> Found {
+pub(super) fn of_user(registry: &str) -> Login {
     let env = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let files = [
         env("REGISTRY_AUTH_FILE"),
@@ -47,7 +47,7 @@ pub(super) fn of_user(registry: &str) -> Found {
         let small = std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST);
         small.then(|| std::fs::read(path).ok())?
     };
-    let mut found = Found::default();
+    let mut found = Login::default();
     for path in files.into_iter().flatten().filter(|path| path.exists()) {
         match read(&path).and_then(|text| serde_json::from_slice(&text).ok()) {
             Some(config) => found.login = found.login.or_else(|| find(&config, registry)),

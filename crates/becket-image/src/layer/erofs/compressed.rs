@@ -5,7 +5,7 @@
 //!
 //! Followed: fs/erofs/zmap.c and erofs_fs.h of Linux 7.3.
 
-use super::index::{Cluster, Index, Kind, Shape};
+use super::index::{Cluster, Index, Shape, Storing};
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::codec::Codec;
 use crate::encoded::{BLOCK_MAX, Block, STORED_MAX};
@@ -37,7 +37,7 @@ struct Head {
 /// A piece as the index describes it.
 #[derive(Clone, Copy)]
 struct Piece {
-    kind: Kind,
+    kind: Storing,
     /// Where it begins in the file, in bytes.
     start: u64,
     /// Its first block.
@@ -136,9 +136,9 @@ impl Head {
 fn push(file: &File<'_>, head: &Head, layout: &mut Layout, piece: Piece, end: u64) -> Result<(), LayerError> {
     let Some(len) = end.checked_sub(piece.start) else { return corrupt("pieces of a file are out of order") };
     let several = match piece.kind {
-        Kind::Plain => head.advice & (SEVERAL[0] | SEVERAL[1]) != 0,
-        Kind::First => head.advice & SEVERAL[0] != 0,
-        Kind::Second => head.advice & SEVERAL[1] != 0,
+        Storing::Plain => head.advice & (SEVERAL[0] | SEVERAL[1]) != 0,
+        Storing::First => head.advice & SEVERAL[0] != 0,
+        Storing::Second => head.advice & SEVERAL[1] != 0,
     };
     let stored = match piece.blocks.filter(|_| several) {
         Some(blocks) => u64::from(blocks) << file.block_shift,
@@ -161,8 +161,8 @@ fn store(
         return Ok(());
     }
     let algorithm = match piece.kind {
-        Kind::Plain if len > stored => return corrupt("a piece is longer than what it is stored in"),
-        Kind::Plain if head.advice & INTERLACED != 0 => {
+        Storing::Plain if len > stored => return corrupt("a piece is longer than what it is stored in"),
+        Storing::Plain if head.advice & INTERLACED != 0 => {
             // What is in the piece's first block is at the end of what it is stored in.
             let block = 1 << file.block_shift;
             let first = block - piece.start % block;
@@ -170,9 +170,9 @@ fn store(
             layout.data(at.saturating_add(skip), first.min(len))?;
             return layout.data(at, len.saturating_sub(first));
         }
-        Kind::Plain => return layout.data(at, len),
-        Kind::First => head.algorithms[0],
-        Kind::Second => head.algorithms[1],
+        Storing::Plain => return layout.data(at, len),
+        Storing::First => head.algorithms[0],
+        Storing::Second => head.algorithms[1],
     };
     let codec = match algorithm {
         0 => Codec::PaddedLz4,

@@ -26,7 +26,7 @@ pub(super) struct Shape {
 
 /// How a piece is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Storing {
     /// As it is.
     Plain,
     /// By the first of the file's algorithms, and by the second.
@@ -37,7 +37,7 @@ pub(super) enum Kind {
 /// What the index says of a cluster.
 pub(super) struct Cluster {
     /// Of the piece that begins in it; of no meaning where none does.
-    pub(super) kind: Kind,
+    pub(super) kind: Storing,
     pub(super) block: u32,
     /// Where in the cluster a piece begins, in bytes; none where it is all in the middle of one.
     pub(super) offset: Option<u32>,
@@ -178,15 +178,15 @@ impl<'a> Index<'a> {
 }
 
 fn middle(blocks: Option<u32>) -> Cluster {
-    Cluster { kind: Kind::Plain, block: 0, offset: None, blocks }
+    Cluster { kind: Storing::Plain, block: 0, offset: None, blocks }
 }
 
 /// What the lower two bits say; none for a cluster in the middle of a piece.
-fn kind(bits: u32) -> Option<Kind> {
+fn kind(bits: u32) -> Option<Storing> {
     match bits & 3 {
-        0 => Some(Kind::Plain),
-        1 => Some(Kind::First),
-        3 => Some(Kind::Second),
+        0 => Some(Storing::Plain),
+        1 => Some(Storing::First),
+        3 => Some(Storing::Second),
         _ => None,
     }
 }

@@ -11,7 +11,7 @@ mod index;
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
-use super::attributes::{self, Found};
+use super::attributes::{self, FoundXattrs};
 use super::{
     About, Attributes, Entry, FileSystem, LayerError, NAME_MAX, NodeKind, Stat, Time, Xattrs, corrupt,
     directory_len, link_is_short, link_target, unsupported,
@@ -235,7 +235,7 @@ impl Erofs {
     }
 
     /// The extended attribute at byte `at` of `area`.
-    fn xattr(&self, area: &[u8], at: usize, found: &mut Found) -> Result<(), LayerError> {
+    fn xattr(&self, area: &[u8], at: usize, found: &mut FoundXattrs) -> Result<(), LayerError> {
         let (name_len, number) = (usize::from(u8_at(area, at)), u8_at(area, at + 1));
         let value_len = usize::from(u16_at(area, at + 2));
         let Some(prefix) = attributes::prefix(number).filter(|prefix| !prefix.is_empty()) else {
@@ -291,7 +291,7 @@ impl FileSystem for Erofs {
     fn xattrs(&self, node: u64) -> Result<Xattrs, LayerError> {
         let inode = self.inode(node)?;
         let len = usize::try_from(inode.xattrs).unwrap_or(0);
-        let mut found = Found::default();
+        let mut found = FoundXattrs::default();
         if len > 0 {
             let area = self.image.read_vec(inode.behind - inode.xattrs, len)?;
             let shared = usize::from(u8_at(&area, 4));

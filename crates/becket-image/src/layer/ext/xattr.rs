@@ -4,7 +4,7 @@
 
 use super::metadata::{Ext, INODE_LEN, Inode};
 use crate::bytes::{part, u8_at, u16_at, u32_at};
-use crate::layer::attributes::{self, Found, VALUE_MAX, acl_of_ext};
+use crate::layer::attributes::{self, FoundXattrs, VALUE_MAX, acl_of_ext};
 use crate::layer::{Attributes, LayerError, NodeKind, Time, Xattrs, corrupt};
 
 const MAGIC: u32 = 0xea02_0000;
@@ -42,7 +42,7 @@ fn time(raw: &[u8], at: usize, extra: usize) -> Time {
 
 /// The extended attributes of a file.
 pub(super) fn read(ext: &Ext, inode: &Inode) -> Result<Xattrs, LayerError> {
-    let mut found = Found::default();
+    let mut found = FoundXattrs::default();
     let raw = &inode.raw;
     if raw.len() > INODE_LEN {
         let behind = INODE_LEN + usize::from(u16_at(raw, INODE_LEN));
@@ -63,7 +63,7 @@ pub(super) fn read(ext: &Ext, inode: &Inode) -> Result<Xattrs, LayerError> {
 }
 
 /// The entries from byte `at` of `area` on; places of values count from the area's start.
-fn list(ext: &Ext, area: &[u8], mut at: usize, found: &mut Found) -> Result<(), LayerError> {
+fn list(ext: &Ext, area: &[u8], mut at: usize, found: &mut FoundXattrs) -> Result<(), LayerError> {
     while u32_at(area, at) != 0 {
         let name_len = usize::from(u8_at(area, at));
         let name = part(area, at + ENTRY, name_len);

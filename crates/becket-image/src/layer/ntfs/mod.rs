@@ -19,7 +19,7 @@ use file::{File, Volume};
 use link::Meant;
 use record::kind;
 
-use super::attributes::{Found, VALUE_MAX};
+use super::attributes::{FoundXattrs, VALUE_MAX};
 use super::{
     About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Time, Xattrs, corrupt, unsupported,
 };
@@ -142,7 +142,7 @@ impl FileSystem for Ntfs {
     /// Further streams of bytes that a file has, as ntfs-3g shows them.
     fn xattrs(&self, node: u64) -> Result<Xattrs, LayerError> {
         let file = self.volume.file(node)?;
-        let mut found = Found::default();
+        let mut found = FoundXattrs::default();
         for name in file.stream_names() {
             let Some(stream) = file.stream(kind::DATA, name)? else { continue };
             found.push(b"user.", utf16_le(name).as_bytes(), stream.read(&self.volume, VALUE_MAX)?)?;

@@ -17,7 +17,7 @@ mod pieces;
 mod xz;
 mod zstd;
 
-pub(crate) use pieces::Kind;
+pub(crate) use pieces::Packing;
 use pieces::Pieces;
 
 use super::{About, Format, LayerError};
@@ -41,12 +41,12 @@ impl Packed {
     }
 }
 
-const KINDS: [Kind; 3] = [Kind::Xz, Kind::Zstd, Kind::Gzip];
+const KINDS: [Packing; 3] = [Packing::Xz, Packing::Zstd, Packing::Gzip];
 
 /// How a file seems to be packed, by its first few bytes, when `format` lets it be. A disk never is.
-pub(crate) fn kind_of(image: &Image, format: Format) -> Option<Kind> {
+pub(crate) fn kind_of(image: &Image, format: Format) -> Option<Packing> {
     let mut head = [0; 8];
-    let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
+    let wanted = |kind: &Packing| format == Format::Auto || format == kind.format();
     let can_be = image.role() == Role::File && KINDS.iter().any(wanted);
     if !can_be || image.read_at(&mut head, 0).is_err() {
         return None;
@@ -55,17 +55,17 @@ pub(crate) fn kind_of(image: &Image, format: Format) -> Option<Kind> {
 }
 
 /// The same, by their first few bytes.
-pub(crate) fn kind_of_head(head: [u8; 8], format: Format) -> Option<Kind> {
-    let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
+pub(crate) fn kind_of_head(head: [u8; 8], format: Format) -> Option<Packing> {
+    let wanted = |kind: &Packing| format == Format::Auto || format == kind.format();
     KINDS.into_iter().find(|kind| wanted(kind) && has_magic(*kind, head))
 }
 
-fn has_magic(kind: Kind, head: [u8; 8]) -> bool {
+fn has_magic(kind: Packing, head: [u8; 8]) -> bool {
     match kind {
-        Kind::Xz => head.starts_with(xz::MAGIC),
-        Kind::Zstd => matches!(u32_at(&head, 0), zstd::MAGIC | zstd::SKIPPABLE..=zstd::SKIPPABLE_LAST),
+        Packing::Xz => head.starts_with(xz::MAGIC),
+        Packing::Zstd => matches!(u32_at(&head, 0), zstd::MAGIC | zstd::SKIPPABLE..=zstd::SKIPPABLE_LAST),
         // Deflate is the only method there is; flags that mean nothing are zero.
-        Kind::Gzip => field(&head, 0) == bgzf::MAGIC && u8_at(&head, 3) & 0xe0 == 0,
+        Packing::Gzip => field(&head, 0) == bgzf::MAGIC && u8_at(&head, 3) & 0xe0 == 0,
     }
 }
 
@@ -77,9 +77,9 @@ pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, Laye
     let Some(kind) = kind_of(image, format) else { return Ok(None) };
     let mut pieces = Pieces::new(kind, Layout::of(image)?);
     match kind {
-        Kind::Xz => xz::read(image, &mut pieces)?,
-        Kind::Zstd => zstd::read(image, &mut pieces)?,
-        Kind::Gzip => bgzf::read(image, &mut pieces)?,
+        Packing::Xz => xz::read(image, &mut pieces)?,
+        Packing::Zstd => zstd::read(image, &mut pieces)?,
+        Packing::Gzip => bgzf::read(image, &mut pieces)?,
     }
     pieces.end()?;
     let Pieces { layout, count, longest, .. } = pieces;

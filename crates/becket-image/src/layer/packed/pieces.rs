@@ -8,41 +8,41 @@ use crate::layer::{Format, LayerError};
 
 /// How an image can be packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Packing {
     Xz,
     Zstd,
     Gzip,
 }
 
-impl Kind {
+impl Packing {
     pub(crate) fn format(self) -> Format {
         match self {
-            Kind::Xz => Format::Xz,
-            Kind::Zstd => Format::Zstd,
-            Kind::Gzip => Format::Gzip,
+            Packing::Xz => Format::Xz,
+            Packing::Zstd => Format::Zstd,
+            Packing::Gzip => Format::Gzip,
         }
     }
 
     fn codec(self) -> Codec {
         match self {
-            Kind::Xz => Codec::XzBlock,
-            Kind::Zstd => Codec::Zstd,
-            Kind::Gzip => Codec::GzipMember,
+            Packing::Xz => Codec::XzBlock,
+            Packing::Zstd => Codec::Zstd,
+            Packing::Gzip => Codec::GzipMember,
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Xz => "xz",
-            Kind::Zstd => "zstd",
-            Kind::Gzip => "gzip",
+            Packing::Xz => "xz",
+            Packing::Zstd => "zstd",
+            Packing::Gzip => "gzip",
         }
     }
 }
 
 /// The pieces of a file, as its reader finds them.
 pub(super) struct Pieces {
-    pub(super) kind: Kind,
+    pub(super) kind: Packing,
     pub(super) layout: Layout,
     pub(super) count: u32,
     /// What the longest yields.
@@ -54,7 +54,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn new(kind: Kind, layout: Layout) -> Pieces {
+    pub(super) fn new(kind: Packing, layout: Layout) -> Pieces {
         Pieces { kind, layout, count: 0, longest: 0, yields: 0, too_long: None }
     }
 

@@ -4,7 +4,7 @@
 use super::metadata::{Cursor, Metadata};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::image::Image;
-use crate::layer::attributes::{self, Found, VALUE_MAX};
+use crate::layer::attributes::{self, FoundXattrs, VALUE_MAX};
 use crate::layer::{Attributes, LayerError, NodeKind, Stat, Time, Xattrs, corrupt, unsupported};
 
 /// An inode without extended attributes, and an image without their table.
@@ -89,7 +89,7 @@ fn entry(squash: Reader<'_>, list: u64, index: u64, len: u64) -> Result<Cursor, 
 
 /// The extended attributes of an inode.
 pub(super) fn xattrs(squash: Reader<'_>, head: &Head) -> Result<Xattrs, LayerError> {
-    let mut found = Found::default();
+    let mut found = FoundXattrs::default();
     let Some(index) = head.xattrs.filter(|index| *index != NONE && squash.tables.xattr_table != NO_TABLE)
     else {
         return Ok(found.all());

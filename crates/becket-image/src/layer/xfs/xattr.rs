@@ -5,7 +5,7 @@ use super::fork::{Extent, lay_out, walk};
 use super::metadata::{Fork, Inode, Xfs, form};
 use crate::bytes::{be16_at, be32_at, be64_at, part, u8_at};
 use crate::image::Image;
-use crate::layer::attributes::{Found, VALUE_MAX};
+use crate::layer::attributes::{FoundXattrs, VALUE_MAX};
 use crate::layer::{LayerError, Xattrs, corrupt};
 
 /// Flags of an attribute.
@@ -21,7 +21,7 @@ const LEVELS_MAX: usize = 5;
 
 /// The extended attributes of a file.
 pub(super) fn read(xfs: &Xfs, inode: &Inode) -> Result<Xattrs, LayerError> {
-    let mut found = Found::default();
+    let mut found = FoundXattrs::default();
     match &inode.attributes {
         None => {}
         Some(fork) if fork.form == form::LOCAL => short(&fork.bytes, &mut found)?,
@@ -32,7 +32,7 @@ pub(super) fn read(xfs: &Xfs, inode: &Inode) -> Result<Xattrs, LayerError> {
 }
 
 /// Takes one attribute; an access control list in the form in which the kernel takes it.
-fn push(found: &mut Found, flags: u8, name: &[u8], value: Vec<u8>) -> Result<(), LayerError> {
+fn push(found: &mut FoundXattrs, flags: u8, name: &[u8], value: Vec<u8>) -> Result<(), LayerError> {
     if flags & HIDDEN != 0 {
         return Ok(());
     }
@@ -64,7 +64,7 @@ fn acl(stored: &[u8]) -> Result<Vec<u8>, LayerError> {
 }
 
 /// The attributes in an inode.
-fn short(bytes: &[u8], found: &mut Found) -> Result<(), LayerError> {
+fn short(bytes: &[u8], found: &mut FoundXattrs) -> Result<(), LayerError> {
     let bytes = part(bytes, 0, be16_at(bytes, 0).into());
     let mut at = 4;
     for _ in 0..u8_at(bytes, 2) {
@@ -113,7 +113,7 @@ impl Leaves<'_> {
     }
 
     /// Goes down to the first leaf and along the chain of all of them.
-    fn read(&self, found: &mut Found) -> Result<(), LayerError> {
+    fn read(&self, found: &mut FoundXattrs) -> Result<(), LayerError> {
         // Magic numbers of nodes and leaves; where counts and entries are.
         let (node, leaf, count_at, node_head, leaf_head) = match self.xfs.summed {
             true => (0x3ebe, 0x3bee, 56, 64, 80),
@@ -147,7 +147,7 @@ impl Leaves<'_> {
     }
 
     /// The attribute whose name is at byte `at` of a leaf.
-    fn entry(&self, leaf: &[u8], at: usize, flags: u8, found: &mut Found) -> Result<(), LayerError> {
+    fn entry(&self, leaf: &[u8], at: usize, flags: u8, found: &mut FoundXattrs) -> Result<(), LayerError> {
         let cut = || corrupt("an extended attribute does not fit its block");
         if flags & LOCAL != 0 {
             let (value_len, name_len) = (usize::from(be16_at(leaf, at)), usize::from(u8_at(leaf, at + 2)));

@@ -70,7 +70,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use becket_uapi::lock::{Kind, ofd_lock, ofd_test, ofd_unlock};
+use becket_uapi::lock::{LockKind, ofd_lock, ofd_test, ofd_unlock};
 use rustix::io::Errno;
 
 const USED_BASE: u64 = 100;
@@ -121,7 +121,7 @@ impl Claim {
 
     /// Whether only readers keep a writer away: as a reader it would be let in.
     pub(crate) fn only_read(&self, fd: BorrowedFd<'_>) -> bool {
-        let written = |place| ofd_test(fd, Kind::Exclusive, place, 1).unwrap_or(true);
+        let written = |place| ofd_test(fd, LockKind::Exclusive, place, 1).unwrap_or(true);
         self.write && !written(Permission::Write.used()) && may_be_read(fd, &self.range)
     }
 
@@ -229,7 +229,7 @@ pub(crate) fn take(
 fn enter(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
     // A process that locks the whole file is not at the gate: this byte detects it, without waiting.
     announce(fd, Permission::Read.used())?;
-    let kind = if claim.write { Kind::Exclusive } else { Kind::Shared };
+    let kind = if claim.write { LockKind::Exclusive } else { LockKind::Shared };
     for _ in 0..GATE_TRIES {
         if claim.shared || ofd_lock(fd, kind, GATE, 1)? {
             return Ok(());
@@ -241,7 +241,7 @@ fn enter(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
 
 /// Takes a shared lock on a byte; a program that keeps to the rules never excludes it.
 fn announce(fd: BorrowedFd<'_>, byte: u64) -> Result<(), Refused> {
-    match ofd_lock(fd, Kind::Shared, byte, 1)? {
+    match ofd_lock(fd, LockKind::Shared, byte, 1)? {
         true => Ok(()),
         false => Err(Refused::Clash(format!("it holds byte {byte} exclusively"))),
     }
@@ -260,13 +260,13 @@ fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
     if claim.shared {
         return if claim.write { announce(fd, UNBOUND) } else { Ok(()) };
     }
-    if !ofd_test(fd, Kind::Exclusive, INSIDE, 1)? {
+    if !ofd_test(fd, LockKind::Exclusive, INSIDE, 1)? {
         suits_qemu(fd, uses, unshares)?;
-    } else if ofd_test(fd, Kind::Exclusive, UNBOUND, 1)? {
+    } else if ofd_test(fd, LockKind::Exclusive, UNBOUND, 1)? {
         return Err(Refused::Clash("it writes to it with --shared".to_owned()));
     }
     let (start, len) = claim.place();
-    let kind = if claim.write { Kind::Exclusive } else { Kind::Shared };
+    let kind = if claim.write { LockKind::Exclusive } else { LockKind::Shared };
     if !ofd_lock(fd, kind, start, len)? {
         return Err(Refused::Clash(same_bytes(fd, start, len)?));
     }
@@ -287,7 +287,7 @@ pub(crate) fn take_range(
     mut wait: impl FnMut(u32) -> bool,
 ) -> Result<(), Refused> {
     let (start, len) = exactly(range);
-    let kind = if write { Kind::Exclusive } else { Kind::Shared };
+    let kind = if write { LockKind::Exclusive } else { LockKind::Shared };
     let mut attempt = 0;
     while !ofd_lock(fd, kind, start, len)? {
         if !wait(attempt) {
@@ -301,7 +301,7 @@ pub(crate) fn take_range(
 /// Whether nobody who keeps to becket's locks writes to the range.
 pub(crate) fn may_be_read(fd: BorrowedFd<'_>, range: &Range<u64>) -> bool {
     let (start, len) = exactly(range);
-    ofd_test(fd, Kind::Shared, start, len).is_ok_and(|clash| !clash)
+    ofd_test(fd, LockKind::Shared, start, len).is_ok_and(|clash| !clash)
 }
 
 /// First byte and length of the lock on a range and on no byte beside it.
@@ -312,23 +312,23 @@ fn exactly(range: &Range<u64>) -> (u64, u64) {
 }
 
 fn same_bytes(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<String, Refused> {
-    let what = if ofd_test(fd, Kind::Shared, start, len)? { "writes to" } else { "reads" };
+    let what = if ofd_test(fd, LockKind::Shared, start, len)? { "writes to" } else { "reads" };
     Ok(format!("another becket device {what} the same bytes of it"))
 }
 
 /// QEMU's question.
 fn suits_qemu(fd: BorrowedFd<'_>, uses: &[Permission], unshares: &[Permission]) -> Result<(), Refused> {
     // Most files have no other user at all, which one query shows.
-    if !ofd_test(fd, Kind::Exclusive, USED_BASE, LOCKED_LEN)? {
+    if !ofd_test(fd, LockKind::Exclusive, USED_BASE, LOCKED_LEN)? {
         return Ok(());
     }
     for p in uses {
-        if ofd_test(fd, Kind::Exclusive, p.unshared(), 1)? {
+        if ofd_test(fd, LockKind::Exclusive, p.unshared(), 1)? {
             return Err(Refused::Clash(format!("it {} (lock byte {})", p.forbidding(), p.unshared())));
         }
     }
     for p in unshares {
-        if ofd_test(fd, Kind::Exclusive, p.used(), 1)? {
+        if ofd_test(fd, LockKind::Exclusive, p.used(), 1)? {
             return Err(Refused::Clash(format!("it {} (lock byte {})", p.doing(), p.used())));
         }
     }
@@ -353,7 +353,7 @@ mod tests {
         let refused = take(ours.as_fd(), &Claim::of_all(true, false), |attempt| {
             assert_eq!(attempt, looks);
             looks += 1;
-            let free = |byte| !ofd_test(theirs.as_fd(), Kind::Exclusive, byte, 1).unwrap();
+            let free = |byte| !ofd_test(theirs.as_fd(), LockKind::Exclusive, byte, 1).unwrap();
             let bytes = (0..512).chain(UNBOUND..FAR + 2);
             assert!(bytes.into_iter().all(free), "nobody is kept out while this one waits");
             looks < 3

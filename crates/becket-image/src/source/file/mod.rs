@@ -26,7 +26,7 @@ use self::facts::{DirectIo, Facts, FileKind, Known};
 use self::heard::Heard;
 use self::host::{HostFile, forget_cached, lock_alone};
 use self::locks::Claim;
-use super::kind::{Identity, Kind};
+use super::kind::{Identity, SourceKind};
 use crate::{Error, ReadAt};
 
 /// A file or block device that holds bytes of an image.
@@ -154,7 +154,7 @@ impl FileSource {
     }
 }
 
-impl Kind for FileSource {
+impl SourceKind for FileSource {
     fn facts(&self) -> &Facts {
         &self.facts
     }

@@ -22,7 +22,7 @@ pub use self::memory::Memory;
 pub use self::presence::{Presence, Where};
 use super::file::facts::Facts;
 use super::file::{FileFacts, FileSource};
-use super::kind::{Identity, Kind};
+use super::kind::{Identity, SourceKind};
 use crate::ReadAt;
 
 /// The feature of devices with such a source.
@@ -178,7 +178,7 @@ impl FilledSource {
     }
 }
 
-impl Kind for FilledSource {
+impl SourceKind for FilledSource {
     fn facts(&self) -> &Facts {
         &self.file.facts
     }

@@ -48,7 +48,7 @@ pub use self::tls::{Trust, trusted};
 pub use self::uri::{Endpoint, Server, Tls, is_link};
 pub use self::writer::LinkWriter;
 use super::file::facts::{Facts, FileKind};
-use super::kind::{Identity, Kind};
+use super::kind::{Identity, SourceKind};
 use crate::ReadAt;
 
 /// The feature of devices with such a source.
@@ -250,7 +250,7 @@ impl LinkSource {
     }
 }
 
-impl Kind for LinkSource {
+impl SourceKind for LinkSource {
     fn facts(&self) -> &Facts {
         &self.facts
     }

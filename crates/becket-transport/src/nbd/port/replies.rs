@@ -6,7 +6,7 @@ use becket_uapi::nbd as uapi;
 use rustix::io::Errno;
 
 use super::state::{Asked, NbdPort, Piece};
-use crate::nbd::requests::{HEAD, Kind, PIECE, Part, piece};
+use crate::nbd::requests::{Action, HEAD, PIECE, Part, piece};
 
 /// The number of `base:allocation`.
 const CONTEXT: u32 = 1;
@@ -79,7 +79,7 @@ impl NbdPort {
         let whole = asked.pieces == 0 && asked.begun == asked.len;
         let Asked { kind, cookie, offset: start, error, flushed, .. } = *asked;
         match kind {
-            Kind::Read => {
+            Action::Read => {
                 let first = offset == start;
                 let last = whole || (!self.style.structured && error.is_some());
                 let ends = (first, last);
@@ -107,14 +107,14 @@ impl NbdPort {
                 }
                 self.queue(tag, part)
             }
-            Kind::Status { one } => {
+            Action::Status { one } => {
                 self.asking = self.asking.saturating_sub(1);
                 self.status(io, index, tag, one)
             }
-            Kind::Other { durable: true, .. } if error.is_none() && !flushed => {
+            Action::Other { durable: true, .. } if error.is_none() && !flushed => {
                 let Some(asked) = self.asked(index) else { return Err(Errno::IO) };
                 (asked.flushed, asked.pieces) = (true, 1);
-                io.begin(tag, piece(Kind::Other { op: Op::Flush, durable: false }, 0, 0));
+                io.begin(tag, piece(Action::Other { op: Op::Flush, durable: false }, 0, 0));
                 Ok(())
             }
             _ if whole => self.answer(io, tag, index, error.map_or(Ok(()), Err)),

@@ -9,12 +9,12 @@ use rustix::io::Errno;
 
 use crate::nbd::guest::Parting;
 use crate::nbd::handshake::Agreed;
-use crate::nbd::requests::{Kind, Style};
+use crate::nbd::requests::{Action, Style};
 
 /// A request of the client, while any piece of it is under way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    pub(super) kind: Kind,
+    pub(super) kind: Action,
     pub(super) cookie: u64,
     pub(super) offset: u64,
     pub(super) len: u64,

@@ -38,7 +38,7 @@ pub struct FileSource {
     pub direct: Option<OwnedFd>,
     /// What it can do.
     pub facts: Facts,
-    /// What its syncs have heard: of one that is written, once it is [complete](FileSource::complete).
+    /// What its syncs have heard: of one that is written, and that a process is to serve.
     pub heard: Option<Heard>,
 }
 

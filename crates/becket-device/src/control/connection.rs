@@ -114,7 +114,9 @@ pub(super) fn result<R: DeserializeOwned>(reply: &[u8]) -> Result<R, Error> {
             kind: ErrorKind::Server,
             message: format!("becket's server refuses the call: {error} {parameters}"),
             hint: Some(
-                "it may be of another version: end it with SIGTERM once its devices are detached".to_owned(),
+                "it may be of another version: `becket serve --takeover --until-idle` replaces it, and its \
+                 devices go on"
+                    .to_owned(),
             ),
         }),
         Err(_) => Err(broken(format_args!("it answers {error} {parameters}"))),

@@ -364,9 +364,9 @@ pub(crate) struct Refresh {
 /// for ublk and fuse devices. The loop driver and device-mapper cannot make every change; becket then refuses
 /// it and says what to do instead. TARGET is a device path, a name or an image path.
 ///
-/// A device that is mounted, or opened exclusively, gets another image only if it is read-only and both have
-/// the same bytes; becket compares them. Without --force it is not made shorter, nor read-only below a file
-/// system that is mounted for writing.
+/// A device that is in use gets another image only if it is read-only and both have the same bytes; becket
+/// compares them. --force overrides this for programs that merely have it open, not for mounts. Without
+/// --force a device in use is not made shorter, nor read-only below a file system mounted for writing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -398,7 +398,7 @@ pub(crate) struct Set {
     /// Always refused: the block size of a device cannot change; the error says what to do instead
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size, group = "change")]
     pub(crate) block_size: Option<u32>,
-    /// Proceed even if a mounted file system or partition would be lost
+    /// Proceed even if a mounted file system or partition would be lost, or a program has the device open
     #[arg(long)]
     pub(crate) force: bool,
     /// Use a new image that is in use: take no lock, even if another program may write to it

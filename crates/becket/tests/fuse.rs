@@ -262,6 +262,9 @@ fn fuse_gives_files_to_who_is_not_root() {
         grep -q "open by bash" said
         ! "$BECKET" detach --dry-run disk.img >said
         grep -q "would not detach .* open by bash" said
+        cp disk.img other.img
+        ! "$BECKET" set disk.img --image other.img 2>said
+        grep -q "is in use and would show another image: open by bash" said
         exec 7<&-
         "$BECKET" detach disk.img
         # Opened for writing when that is wanted later.

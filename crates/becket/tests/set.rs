@@ -332,6 +332,72 @@ fn fuse_an_encoded_image_and_a_raw_one_do_not_change_places() {
     }
 }
 
+/// What a program reads of a device that it has open is of one image, unless the user insists.
+fn an_image_stays_under_a_program(via: &str, options: &[&str], read_only: bool) {
+    let place = scratch();
+    let contents = [1, 1, 2].map(|seed| image::random_bytes(1 << 20, seed));
+    for (name, content) in ["a.img", "equal.img", "other.img"].iter().zip(&contents) {
+        std::fs::write(place.path(name), content).unwrap();
+    }
+    let options = [&["--via", via, "--name", "one"], options].concat();
+    let device = place.attach(&place.path("a.img"), &options);
+    let first = |file: &File| {
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    let swap = |words: &[&str]| place.run([&["set", "one", "--image"], words].concat());
+
+    let program = File::open(&device).unwrap();
+    let ran = swap(&["other.img"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let user = format!("(pid {})", std::process::id());
+    for part in [device.to_str().unwrap(), "is in use", "open by ", &user, "end the users", "--force"] {
+        assert!(ran.err.contains(part), "{part}: {ran:?}");
+    }
+    assert_eq!(first(&program), contents[0][..4096]);
+    // All that it reads stays the same.
+    let ran = swap(&["equal.img"]);
+    assert_eq!(ran.code, i32::from(!read_only), "{ran:?}");
+    assert_eq!(first(&program), contents[0][..4096]);
+    let ran = swap(&["other.img", "--force"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(first(&program), contents[2][..4096]);
+
+    // One that looks at the device for a moment, as udev's do, is waited for.
+    let soon = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(program);
+    });
+    let ran = swap(&["a.img"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    soon.join().unwrap();
+    assert_eq!(first(&File::open(&device).unwrap()), contents[0][..4096]);
+    place.ok(["detach", "one"]);
+}
+
+#[test]
+fn loop_image_stays_under_a_program() {
+    if require_loop("set::loop_image_stays_under_a_program") {
+        an_image_stays_under_a_program("loop", &["--read-only"], true);
+    }
+}
+
+#[test]
+fn fuse_image_stays_under_a_program() {
+    if require_fuse("set::fuse_image_stays_under_a_program") {
+        an_image_stays_under_a_program("fuse", &[], false);
+        an_image_stays_under_a_program("fuse", &["--read-only"], true);
+    }
+}
+
+#[test]
+fn ublk_image_stays_under_a_program() {
+    if require_ublk("set::ublk_image_stays_under_a_program") {
+        an_image_stays_under_a_program("ublk", &[], false);
+    }
+}
+
 /// No command makes a disk of it, and nobody mounts it.
 #[test]
 fn an_export_is_spoken_of_as_one() {
@@ -365,7 +431,7 @@ fn an_export_is_spoken_of_as_one() {
         hint
     };
     assert!(wait_until(Duration::from_secs(10), || place.devices()[0]["connections"] == 1));
-    let users = ["clients are connected", "have its clients disconnect first"];
+    let users = ["connected", "have its clients disconnect first"];
     refused(&["--image", &path("other.img")], &users);
     refused(&["--size-limit", "512K"], &users);
     drop(client);

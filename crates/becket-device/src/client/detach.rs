@@ -22,7 +22,7 @@ use crate::system::users;
 
 /// How long is waited for a program that merely has the device open (those that look at every new device let
 /// go in less), and for clients of an export: its worker hears a moment later that they have gone.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Detaches the device that goes by a NAME, a path under /dev, or the path of its image, and waits until
 /// it is really gone. With `lazy` a device in use is detached with its last user; its state then is
@@ -142,8 +142,25 @@ fn named(store: &Store, info: &DeviceInfo, users: Vec<User>) -> Vec<User> {
     found
 }
 
+/// Who uses a device now; if `patient`, without who lets it go in a moment.
+pub(crate) fn users_at(store: &Store, info: &DeviceInfo, patient: bool) -> Vec<User> {
+    let deadline = Instant::now() + if patient { PATIENCE } else { Duration::ZERO };
+    loop {
+        let users = named(store, info, users_of(store.runtime(), info));
+        if users.is_empty() || has_lasting(info, &users) || Instant::now() >= deadline {
+            return users;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whether waiting for the users of a device makes no sense: they do not go by themselves.
+fn has_lasting(info: &DeviceInfo, users: &[User]) -> bool {
+    has_disk(info.transport) && !users.iter().all(users::passing)
+}
+
 /// Who uses a device. The clients of an export are not found below /proc.
-pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
+fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
     if info.is_file() {
         return info.device.parent().map(users::below).unwrap_or_default();
     }
@@ -178,7 +195,7 @@ fn once_unused(
         let late = Instant::now() >= deadline;
         if late || !looked {
             let users = who();
-            if late || (has_disk(info.transport) && !users.iter().all(users::passing)) {
+            if late || has_lasting(info, &users) {
                 return busy(users);
             }
             looked = true;

@@ -4,14 +4,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use becket_image::{OpenOptions, Opened, SourceFacts};
 use becket_transport::Kind;
 use serde::{Deserialize, Serialize};
 
 use crate::client::attach::prepare;
-use crate::client::detach::{PATIENCE, not_ours, server_status, users_of};
+use crate::client::detach::{not_ours, server_status, users_at};
 use crate::client::list::resolve;
 use crate::client::{planner, unrecorded};
 use crate::contract::messages::{Foresee, Nothing};
@@ -26,7 +25,6 @@ use crate::record::runtime::Runtime;
 use crate::record::store::{self, Store};
 use crate::system::describe::unasked_read_only;
 use crate::system::sync::lock;
-use crate::system::users;
 
 /// What an attach would make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -225,16 +223,8 @@ pub fn foresee_detach(target: impl AsRef<Path>, lazy: bool) -> Result<Leaving, E
             .ok_or_else(|| not_ours(none, target.as_ref()))?,
         found => found?.info,
     };
-    // As long as the detach itself would wait for programs that merely have it open.
-    let deadline = Instant::now() + if lazy { Duration::ZERO } else { PATIENCE };
-    let users = loop {
-        let users = users_of(store.runtime(), &info);
-        let lasting = has_disk(info.transport) && !users.iter().all(users::passing);
-        if users.is_empty() || lasting || Instant::now() >= deadline {
-            break users;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    // A detach waits as long for programs that merely have it open.
+    let users = users_at(&store, &info, !lazy);
     let outcome = match users.is_empty() {
         true => Outcome::Detached,
         false if lazy => Outcome::DetachedLater,

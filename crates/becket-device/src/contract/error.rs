@@ -335,12 +335,7 @@ impl Error {
                 "end their connections with --force, or use --lazy: it is then detached when the last has gone"
             }
             Error::Busy { users, .. } => {
-                let mut ends: Vec<String> = users.iter().filter_map(User::end).collect();
-                ends.dedup();
-                let first = match ends.is_empty() {
-                    true => "end the users first".to_owned(),
-                    false => format!("end the use first: {}", ends.join("; ")),
-                };
+                let first = ending(users);
                 return Some(format!(
                     "{first}, or use --lazy: the device is then detached when its last user closes it"
                 ));
@@ -387,6 +382,16 @@ fn taken_by(image: &Option<PathBuf>, device: &Option<PathBuf>) -> String {
         (Some(image), Some(device)) => format!("{} has it, for {}", device.display(), image.display()),
         (Some(image), None) => format!("it is being attached, for {}", image.display()),
         _ => "it is being attached".to_owned(),
+    }
+}
+
+/// What ends the use of a device.
+pub(crate) fn ending(users: &[User]) -> String {
+    let mut ends: Vec<String> = users.iter().filter_map(User::end).collect();
+    ends.dedup();
+    match ends.is_empty() {
+        true => "end the users first".to_owned(),
+        false => format!("end the use first: {}", ends.join("; ")),
     }
 }
 

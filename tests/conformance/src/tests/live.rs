@@ -186,7 +186,8 @@ fn image_to_and_fro(bench: &Bench) -> Result<()> {
     beside(read, || {
         for round in 0..ROUNDS {
             let now = usize::from(round % 2 == 0);
-            set(bench, &device, &["--image", &path(now)])?;
+            // Its programs know of it, and want no refusal.
+            set(bench, &device, &["--force", "--image", &path(now)])?;
             // Neither past the page cache nor through it is anything left of the old one.
             verify(&file, 0, &contents[now]).with_context(|| format!("round {round}"))?;
             verify(&cached, 0, &contents[now]).with_context(|| format!("round {round}, cached"))?;
@@ -225,7 +226,7 @@ fn image_of_a_mounted_device(bench: &Bench) -> Result<()> {
     let mount = Mount::new(device.path(), bench.dir.join("mounted"), "ext4", None)?;
     std::fs::copy(&image, &equal)?;
     let equal = equal.display().to_string();
-    refused(bench, &device, &["--image", &equal], "unmount")?;
+    refused(bench, &device, &["--image", &equal], "umount")?;
     refused(bench, &device, &["--read-only", "on"], "remount")?;
     refused(bench, &device, &["--size-limit", "4MiB"], "unmount")?;
     mount.unmount()?;
@@ -234,7 +235,7 @@ fn image_of_a_mounted_device(bench: &Bench) -> Result<()> {
     let dir = bench.dir.join("read");
     std::fs::create_dir_all(&dir)?;
     sh(&["mount", "-o", "ro,noload", &device.name(), &dir.display().to_string()])?;
-    let changed = refused(bench, &device, &["--image", &other.display().to_string()], "unmount")
+    let changed = refused(bench, &device, &["--image", &other.display().to_string()], "umount")
         .and_then(|()| set(bench, &device, &["--image", &equal]));
     let listed = std::fs::read_dir(&dir).map(Iterator::count);
     sh(&["umount", &dir.display().to_string()])?;

@@ -25,7 +25,7 @@ pub struct Changes {
     pub format: Format,
     /// Logical block size, which no device can change.
     pub block_size: Option<u32>,
-    /// Proceed even if a mounted file system or a partition would be lost.
+    /// Proceed even if a mounted file system or a partition would be lost, or a program has the device open.
     pub force: bool,
     /// Take no locks that would exclude other programs from a new image.
     pub shared: bool,

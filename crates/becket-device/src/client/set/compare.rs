@@ -20,23 +20,20 @@ const PIECE: usize = 1 << 20;
 /// Longest that one piece may take.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Refuses an image that is not what the device shows at this moment, which must be read-only.
-pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<'_>) -> Result<(), Error> {
-    let differs = |how: String| Error::Failed {
-        kind: ErrorKind::Busy,
-        message: format!("{} is in use, and {} {how}", info.device.display(), opened.path.display()),
-        hint: Some("unmount the device first: one in use can only get an equal copy of its image".to_owned()),
-    };
+/// How an image is not what the device shows at this moment, which must be read-only.
+pub(super) fn difference(
+    info: &DeviceInfo,
+    opened: &Opened,
+    progress: &mut Progress<'_>,
+) -> Result<Option<String>, Error> {
     let len = opened.map.len();
     if len != info.size {
-        return Err(differs(format!("has {len} bytes instead of {}", info.size)));
+        return Ok(Some(format!("has {len} bytes instead of {}", info.size)));
     }
-    let (Some((source, offset, _)), Ok(device)) = (opened.map.single_range(), File::open(&info.device))
-    else {
-        return Err(differs("cannot be compared with it".to_owned()));
-    };
-    let Some(source) = opened.sources.get(source as usize) else {
-        return Err(differs("cannot be compared with it".to_owned()));
+    let range = opened.map.single_range();
+    let source = range.and_then(|(source, offset, _)| Some((opened.sources.get(source as usize)?, offset)));
+    let (Some((source, offset)), Ok(device)) = (source, File::open(&info.device)) else {
+        return Ok(Some("cannot be compared with it".to_owned()));
     };
     let copy = source.reader().map_err(Error::io("read", &opened.path))?;
     let silent = || Error::Failed {
@@ -48,8 +45,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
             ANSWER.as_secs()
         ),
         hint: Some(
-            "unmount the device first, then nothing is compared; or try again when both can be read"
-                .to_owned(),
+            "end its users first, then nothing is compared; or try again when both can be read".to_owned(),
         ),
     };
     // Aside: the image that the device is to lose may be one that does not answer.
@@ -68,8 +64,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
         }
     }
     match compared.recv().map_err(|_| silent())? {
-        Ok(None) => Ok(()),
-        Ok(Some(at)) => Err(differs(format!("differs from it at byte {at}"))),
+        Ok(at) => Ok(at.map(|at| format!("differs from it at byte {at}"))),
         Err((of_device, error)) => {
             let path: &Path = if of_device { &info.device } else { &opened.path };
             Err(Error::io("read", path)(error))

@@ -8,15 +8,19 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use becket_image::Opened;
 use becket_transport::aside::within;
 use becket_transport::{node, sysfs};
 use becket_uapi::block;
 
 use super::changes::Changes;
-use crate::contract::{DeviceInfo, Error, ErrorKind, shape};
+use super::compare::{self, Progress};
+use crate::client::detach::users_at;
+use crate::contract::{DeviceInfo, Error, ErrorKind, User, ending, shape};
 use crate::control::health;
 use crate::record::judge::disk_of;
 use crate::record::runtime::Runtime;
+use crate::record::store::Store;
 use crate::system::users;
 
 /// Longest that what programs have written to a device may take to reach its image.
@@ -36,7 +40,7 @@ pub(super) enum Use {
 impl Use {
     pub(super) fn of(info: &DeviceInfo) -> Result<Use, Error> {
         if info.is_file() {
-            // Nothing claims a file, and that a program has it open counts no more than for a disk.
+            // Nothing claims a file.
             return Ok(Use::Free { _claim: None });
         }
         if !info.has_disk() {
@@ -126,7 +130,44 @@ pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -
     }
 }
 
-fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: &str) -> Error {
+/// A device may get an image with other bytes when nobody has it open: who has may have read of the old one
+/// what decides what is written next. A program that opens it a moment later sees both: nothing keeps it from
+/// that.
+pub(super) fn may_get(
+    store: &Store,
+    info: &DeviceInfo,
+    held: bool,
+    opened: &Opened,
+    force: bool,
+    progress: &mut Progress<'_>,
+) -> Result<(), Error> {
+    if force && !held {
+        return Ok(());
+    }
+    let users = users_at(store, info, !held);
+    if !held && users.is_empty() {
+        return Ok(());
+    }
+    let end = match shape::has_disk(info.transport) {
+        true => ending(&users),
+        false => shape::of(info.transport).users.end.to_owned(),
+    };
+    let insist = if held { "" } else { ", or insist with --force" };
+    // What clients of an export read cannot be compared.
+    if !info.spec.read_only || !shape::has_disk(info.transport) {
+        return Err(busy(info, "and would show another image", users, &format!("{end}{insist}")));
+    }
+    match compare::difference(info, opened, progress)? {
+        None => Ok(()),
+        Some(how) => {
+            let what = format!("and {} {how}", opened.path.display());
+            let hint = format!("{end}: a device in use gets only an equal copy of its image{insist}");
+            Err(busy(info, &what, users, &hint))
+        }
+    }
+}
+
+fn busy(info: &DeviceInfo, what: &str, users: Vec<User>, hint: &str) -> Error {
     let who: Vec<String> = users.iter().map(ToString::to_string).collect();
     let who = match who.is_empty() {
         true => shape::of(info.transport).users.some.to_owned(),

@@ -7,7 +7,7 @@ use becket_image::{DirectIo, Opened, Source};
 use becket_transport::{dm, loop_, node};
 
 use super::changes::{Changes, open, unsupported};
-use super::compare::{self, Progress};
+use super::compare::Progress;
 use super::guard::{self, Use};
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::record::device::Device;
@@ -57,9 +57,7 @@ pub(super) fn set(
             );
             return Err(unsupported(message, again(&format!("--read-only {}", path.display()))));
         }
-        if held {
-            compare::equal(info, opened, progress)?;
-        }
+        guard::may_get(store, info, held, opened, changes.force, progress)?;
     }
 
     let mut new = device.clone();

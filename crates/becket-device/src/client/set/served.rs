@@ -5,11 +5,11 @@ use becket_image::{FileSource, Opened, OuterDisk, Source};
 use becket_transport::node;
 
 use super::changes::{Changes, open};
-use super::compare::{self, Progress};
+use super::compare::Progress;
 use super::guard::{self, Caches, Use};
 use crate::contract::messages::{NewImage, Nothing, OneDevice, Reach, Set};
 use crate::contract::spec::facts_of;
-use crate::contract::{DeviceInfo, Error, ErrorKind, Spec, shape};
+use crate::contract::{DeviceInfo, Error, ErrorKind, Spec};
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::device::Device;
@@ -33,29 +33,9 @@ pub(super) fn set(
     }
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
-    if let Some(opened) = opened.as_ref().filter(|_| held) {
-        let users = shape::of(info.transport).users;
-        // What clients read cannot be compared.
-        if !shape::has_disk(info.transport) {
-            return Err(Error::Failed {
-                kind: ErrorKind::Busy,
-                message: format!("{} is in use: {}, and would see another image", info.name, users.some),
-                hint: Some(users.end.to_owned()),
-            });
-        }
-        if !info.spec.read_only {
-            return Err(Error::Failed {
-                kind: ErrorKind::Busy,
-                message: format!(
-                    "{} is in use, and what is written to it could be lost",
-                    info.device.display()
-                ),
-                hint: Some(format!("{}, or make it read-only: becket set --read-only on", users.end)),
-            });
-        }
-        compare::equal(info, opened, progress)?;
+    if let Some(opened) = &opened {
+        guard::may_get(store, info, held, opened, changes.force, progress)?;
     }
-
     if freezes {
         guard::freeze(info)?;
     }

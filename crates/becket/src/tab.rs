@@ -17,7 +17,7 @@ pub(crate) const TABLE: &str = "/etc/beckettab";
 const LONGEST: u64 = 1 << 20;
 
 /// A line of the table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) line: usize,
     pub(crate) name: String,
@@ -44,6 +44,8 @@ pub(crate) struct Start {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     pub(crate) line: usize,
+    /// Its first word, where it has words.
+    pub(crate) name: Option<String>,
     pub(crate) why: String,
 }
 
@@ -65,7 +67,7 @@ pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wron
     let mut parsers = Parsers { devices: LineParser::new(), exports: None };
     let lines = text.split(|&byte| byte == b'\n').zip(1..);
     let read = |(text, line)| {
-        let wrong = |why: String| Err(Wrong { line, why });
+        let wrong = |why: String| Err(Wrong { line, name: name(text), why });
         let entry = match parse(text, line, given, &mut parsers).transpose()? {
             Ok(entry) => entry,
             Err(why) => return Some(wrong(why)),
@@ -88,6 +90,12 @@ pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wron
         Some(Ok(entry))
     };
     lines.filter_map(read).collect()
+}
+
+/// The name of a line whose rest may make no sense.
+fn name(text: &[u8]) -> Option<String> {
+    let words = crate::words::words(std::str::from_utf8(text).ok()?).ok()?;
+    words.into_iter().next()
 }
 
 /// Whether a path means the same to the service manager, and is a word of a unit.

@@ -29,6 +29,39 @@ fn table(place: &Scratch, lines: &str) -> String {
     format!("--tab={here}/tab")
 }
 
+/// As for `attach good.img nosuch.img`.
+#[test]
+fn a_name_without_a_line_keeps_no_other_from_being_attached() {
+    let place = scratch();
+    image::random(&place.path("a.img"), SIZE, 7);
+    let tab = table(
+        &place,
+        "a @/a.img nbd=unix:@/a.sock\n\
+         typo @/a.img nbd=unix:@/t.sock,nonsense\n\
+         b @/b.img nbd=unix:@/b.sock\n",
+    );
+    let names = ["nobody", "typo", "a", "b"];
+    let ran = place.run([&["attach", &tab][..], &names].concat());
+    assert_eq!(ran.code, 1, "{ran:?}");
+    for part in ["no line is named nobody", "tab line 2: ", "nonsense", "tab line 3: "] {
+        assert!(ran.err.contains(part), "{part}: {ran:?}");
+    }
+    assert!(ran.out.lines().count() == 1 && ran.out.contains("a.sock"), "{ran:?}");
+    place.ok(["detach", "a"]);
+    let ran = place.run([&["attach", "--json", &tab][..], &names].concat());
+    let reported = ran.json();
+    assert_eq!((ran.code, text(&reported["devices"][0], "name")), (1, "a"), "{reported:#}");
+    let errors: Vec<_> =
+        reported["errors"].as_array().unwrap().iter().map(|one| text(one, "image")).collect();
+    assert!(errors[..2] == ["nobody", "typo"] && errors[2].ends_with("/b.img"), "{reported:#}");
+    place.ok(["detach", "a"]);
+    // All or none.
+    assert_eq!(place.run(["attach", "--atomic", &tab, "a", "nobody"]).code, 1);
+    let ran = place.run(["attach", "--dry-run", &tab, "nobody"]);
+    assert!(ran.code == 1 && ran.err.contains("no line is named nobody"), "{ran:?}");
+    assert!(place.devices().is_empty());
+}
+
 #[test]
 fn a_line_of_the_table_is_an_export() {
     let place = scratch();

@@ -18,7 +18,7 @@ use super::image::ImageOptions;
 ///
 /// With a command, the export exists exactly as long as the command. In the words of CMD, `{}` is replaced by
 /// the URI, which is also in $BECKET_URI. The exit status is that of the command, as for `becket run`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket export disk.img --nbd unix:/run/disk.sock

@@ -3,7 +3,7 @@
 
 use super::{
     attach_from, attach_tab, common,
-    common::Job,
+    common::{Asked, Job, shown},
     export, fetched, foresee,
     interrupts::{self, Interrupts, Watched},
     list, luks, parallel,
@@ -40,7 +40,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
         progress().step();
         came().is_none() && (outcome.is_ok() || !args.atomic)
     };
-    parallel::in_order(&jobs, attach, done, |job, outcome| match outcome {
+    let attach = |asked: &Asked| match asked {
+        Ok(job) => attach(job),
+        Err(missing) => Err(missing.failure.clone()),
+    };
+    parallel::in_order(&jobs, attach, done, |asked, outcome| match outcome {
         Ok(attached) => {
             if !args.atomic && !table {
                 progress().clear();
@@ -51,7 +55,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
         Err(failure) => {
             progress().clear();
             ui.failure(&failure);
-            failures.push((Some(job.image.clone()), failure));
+            failures.push((Some(shown(asked).to_owned()), failure));
         }
     });
     progress().clear();
@@ -109,7 +113,7 @@ fn broken_off(atomic: bool, attached: usize, all: usize) -> String {
     }
 }
 
-fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
+fn jobs(args: &args::Attach) -> Result<Vec<Asked>, Failure> {
     if let Some(table) = &args.tab {
         return attach_tab::jobs(table, &args.images);
     }
@@ -118,7 +122,7 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
             return Err(Failure::usage("one --name cannot name several devices")
                 .hint("give each line of the file its own --name"));
         }
-        return attach_from::jobs(file, &args.device);
+        return Ok(attach_from::jobs(file, &args.device)?.into_iter().map(Ok).collect());
     }
     if args.device.name.is_some() && args.images.len() > 1 {
         return Err(Failure::usage("one --name cannot name several devices")
@@ -130,14 +134,16 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
     }
     let options = common::options(&args.device);
     let store = &args.device.image.store;
-    let job = |image: &PathBuf| Job {
-        image: image.clone(),
-        options: options.clone(),
-        store: store.clone(),
-        trace: args.device.image.trace.clone(),
-        key_file: args.device.key_file.clone(),
-        export: None,
-        origin: None,
+    let job = |image: &PathBuf| {
+        Ok(Job {
+            image: image.clone(),
+            options: options.clone(),
+            store: store.clone(),
+            trace: args.device.image.trace.clone(),
+            key_file: args.device.key_file.clone(),
+            export: None,
+            origin: None,
+        })
     };
     Ok(args.images.iter().map(job).collect())
 }

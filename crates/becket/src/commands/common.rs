@@ -38,6 +38,24 @@ pub(super) struct Job {
     pub(super) origin: Option<String>,
 }
 
+/// A name that leads to no image.
+#[derive(Debug)]
+pub(super) struct Missing {
+    pub(super) name: PathBuf,
+    pub(super) failure: Failure,
+}
+
+/// One image to attach, as it was asked for.
+pub(super) type Asked = Result<Job, Missing>;
+
+/// What an error about it names.
+pub(super) fn shown(asked: &Asked) -> &Path {
+    match asked {
+        Ok(job) => &job.image,
+        Err(missing) => &missing.name,
+    }
+}
+
 /// What was asked for, in the words of the device room.
 pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
     AttachOptions {

@@ -1,7 +1,10 @@
 //! `attach --dry-run` and `detach --dry-run`: what these commands would do.
 //! Never does any of it: no device, file or record is made, and none goes.
 
-use super::{common::Job, fetched, parallel};
+use super::{
+    common::{Asked, Job, shown},
+    fetched, parallel,
+};
 use crate::{
     args,
     failure::Failure,
@@ -13,14 +16,17 @@ use serde_json::json;
 use std::ffi::OsString;
 
 /// What would become of the images, one line each, in their order.
-pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
+pub(super) fn attach(ui: &Ui, jobs: &[Asked]) -> Result<u8, Failure> {
     let (mut devices, mut errors, mut printed) = (Vec::new(), Vec::new(), Ok(()));
     let rehearsal = Rehearsal::default();
     parallel::in_order(
         jobs,
-        |job| foresee(&rehearsal, job),
+        |asked| match asked {
+            Ok(job) => foresee(&rehearsal, job),
+            Err(missing) => Err(missing.failure.clone()),
+        },
         |_| true,
-        |job, outcome| match outcome {
+        |asked, outcome| match outcome {
             Ok(foreseen) => {
                 if !ui.json && printed.is_ok() {
                     printed = show(ui, &foreseen);
@@ -30,7 +36,7 @@ pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
             Err(failure) => {
                 ui.failure(&failure);
                 let mut error = failure.to_json();
-                error["image"] = json!(becket_device::path_text(&job.image));
+                error["image"] = json!(becket_device::path_text(shown(asked)));
                 errors.push(error);
             }
         },

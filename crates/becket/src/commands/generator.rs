@@ -41,10 +41,10 @@ fn generate(dir: &Path, table: &Path) -> Vec<String> {
         Err(error) => return vec![format!("cannot read {}: {error}", table.display())],
     };
     let one = |found: Result<Entry, Wrong>| {
-        let written = found.and_then(|entry| {
-            write(dir, table, &entry).map_err(|error| Wrong { line: entry.line, why: error.to_string() })
-        });
-        let Wrong { line, why } = written.err()?;
+        let (line, why) = match found {
+            Ok(entry) => (entry.line, write(dir, table, &entry).err()?.to_string()),
+            Err(Wrong { line, why, .. }) => (line, why),
+        };
         Some(format!("{} line {line} is left out: {why}", table.display()))
     };
     tab::entries(&text, &[]).into_iter().filter_map(one).collect()

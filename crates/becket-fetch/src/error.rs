@@ -101,7 +101,7 @@ pub enum Error {
     },
     /// Nothing says where the user's store is.
     #[error(
-        "there is no place for the store: neither $BECKET_STORE nor $XDG_CACHE_HOME nor $HOME is set to a \
+        "there is no place for the store: $BECKET_STORE is not set, and neither $XDG_CACHE_HOME nor $HOME to a \
          directory's whole path"
     )]
     NoStore,

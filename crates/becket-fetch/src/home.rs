@@ -15,10 +15,11 @@ pub(crate) fn is_any_set(names: &[&str]) -> bool {
 
 /// The store: `/var/cache/becket` of root, and in the user's cache directory of others.
 pub(crate) fn store(variable: impl Fn(&str) -> Option<OsString>, is_root: bool) -> Option<PathBuf> {
-    let named = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    if let Some(dir) = named("BECKET_STORE") {
-        return Some(dir);
+    if let Some(dir) = variable("BECKET_STORE") {
+        return Some(dir.into());
     }
+    // The XDG specification has a relative path ignored.
+    let named = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if is_root {
         return Some(PathBuf::from("/var/cache/becket"));
     }
@@ -41,6 +42,7 @@ mod tests {
         assert_eq!(of(&[home, cache], false).as_deref(), Some("/c/becket"));
         assert_eq!(of(&[home, cache, own], false).as_deref(), Some("/s"));
         assert_eq!(of(&[own], true).as_deref(), Some("/s"));
+        assert_eq!(of(&[home, ("BECKET_STORE", "s")], false).as_deref(), Some("s"), "as by --store s");
         assert_eq!(of(&[], true).as_deref(), Some("/var/cache/becket"));
         assert_eq!(of(&[], false), None);
         assert_eq!(of(&[("HOME", "relative")], false), None);

@@ -421,3 +421,27 @@ fn fuse_loop_devices_that_outlive_all_processes_are_detached_by_their_nodes() {
     becket_testkit::tool(Command::new("losetup").args(["--detach", other.trim()]));
     assert_eq!(ran.code, 1, "{ran:?}");
 }
+
+/// The server has another working directory than the command that starts it.
+#[test]
+fn fuse_directories_of_the_environment_may_be_relative() {
+    let name = "server::fuse_directories_of_the_environment_may_be_relative";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let run = |words: &[&str]| {
+        let mut becket = place.becket();
+        becket.env("BECKET_RUNTIME_DIR", "run").env("BECKET_LINK_DIR", "links").env("BECKET_STORE", "store");
+        let ran = place.finish(becket.args(words));
+        assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
+        ran
+    };
+    let device = run(&["attach", "--via", "fuse", "--name", "one", "a.img"]).out;
+    assert_eq!(fs::canonicalize(place.links().join("one")).unwrap(), Path::new(device.trim_end()));
+    run(&["detach", "one"]);
+    assert!(!place.path("store").exists());
+    run(&["store", "list"]);
+    assert!(place.path("store").is_dir(), "as by --store store");
+}

@@ -24,15 +24,14 @@ impl Runtime {
             return Ok(runtime.clone());
         }
         let uid = rustix::process::geteuid().as_raw();
-        let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
-        let runtime = Runtime::at(dir, links())?;
+        let runtime = Runtime::at(locate(set, uid), links(set))?;
         Ok(OPENED.get_or_init(|| runtime).clone())
     }
 
     /// The same, but only where there are records.
     pub(crate) fn present() -> Option<Runtime> {
         let uid = rustix::process::geteuid().as_raw();
-        let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
+        let dir = locate(set, uid);
         let mut records = fs::read_dir(dir.join("devices")).ok()?;
         records.next().and_then(|_| Runtime::open().ok())
     }
@@ -40,20 +39,19 @@ impl Runtime {
     /// The same, but only where the directory is there; nothing is made, not even in it.
     pub(crate) fn existing() -> Result<Option<Runtime>, Error> {
         let uid = rustix::process::geteuid().as_raw();
-        let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
-        let dir = std::path::absolute(&dir).map_err(Error::io("find", &dir))?;
+        let dir = absolute(locate(set, uid))?;
         if !dir.is_dir() {
             return Ok(None);
         }
         private_dir(&dir)?;
-        Ok(Some(Runtime { dir, links: links() }))
+        Ok(Some(Runtime { dir, links: absolute(links(set))? }))
     }
 
     /// The same with given directories.
     pub(crate) fn at(dir: PathBuf, links: PathBuf) -> Result<Runtime, Error> {
-        let dir = std::path::absolute(&dir).map_err(Error::io("find", &dir))?;
+        let dir = absolute(dir)?;
         private_dir(&dir)?;
-        let runtime = Runtime { dir, links };
+        let runtime = Runtime { dir, links: absolute(links)? };
         private_dir(&runtime.records())?;
         private_dir(&runtime.workers())?;
         Ok(runtime)
@@ -112,13 +110,22 @@ pub(crate) fn lock_file(path: &Path) -> Result<File, Error> {
     options.open(path).map_err(Error::io("open", path))
 }
 
-/// The directory of links by the environment.
-fn links() -> PathBuf {
-    std::env::var_os(LINKS_VARIABLE).map_or_else(|| "/dev/becket".into(), PathBuf::from)
+/// A variable of the environment that is not empty.
+fn set(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-fn locate(variable: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {
-    let set = |name| variable(name).filter(|value| !value.as_os_str().is_empty());
+/// The server, which gets both directories from here, has another working directory.
+fn absolute(dir: PathBuf) -> Result<PathBuf, Error> {
+    std::path::absolute(&dir).map_err(Error::io("find", &dir))
+}
+
+/// The directory of links.
+fn links(set: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    set(LINKS_VARIABLE).unwrap_or_else(|| "/dev/becket".into())
+}
+
+fn locate(set: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {
     if let Some(dir) = set(DIR_VARIABLE) {
         return dir;
     }
@@ -166,8 +173,7 @@ mod tests {
         assert_eq!(locate(xdg, 0), Path::new("/run/becket"), "root's place is fixed");
         let own = |name: &str| (name == DIR_VARIABLE).then(|| PathBuf::from("/y"));
         assert_eq!(locate(own, 0), Path::new("/y"));
-        let empty = |name: &str| (name == DIR_VARIABLE).then(PathBuf::new);
-        assert_eq!(locate(empty, 0), Path::new("/run/becket"), "an empty variable is none");
+        assert_eq!(links(none), Path::new("/dev/becket"));
     }
 
     #[test]

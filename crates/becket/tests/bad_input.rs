@@ -36,6 +36,49 @@ fn refused(place: &Scratch, words: &[&str], kind: &str, expected: &[&str]) -> Ra
     ran
 }
 
+/// A result that nobody could read names what is there all the same.
+#[test]
+fn a_result_that_cannot_be_printed_is_named_with_what_it_left() {
+    let name = "bad_input::a_result_that_cannot_be_printed_is_named_with_what_it_left";
+    if !require_device(name) {
+        return;
+    }
+    let place = scratch();
+    for name in ["a.img", "b.img"] {
+        image::random(&place.path(name), 1 << 20, 1);
+    }
+    let export = format!("unix:{}", place.path("s").display());
+    for words in [
+        &["attach", "--via", &via(), "a.img", "b.img"][..],
+        &["attach", "--via", &via(), "--json", "a.img", "b.img"],
+        &["attach", "--via", &via(), "--atomic", "a.img", "b.img"],
+        &["export", "--nbd", &export, "a.img", "b.img"],
+    ] {
+        for full in [true, false] {
+            let mut becket = place.becket();
+            // The end of a pipe that nobody reads, or a full device.
+            let (_, closed) = std::io::pipe().unwrap();
+            match full {
+                true => becket.stdout(fs::File::options().write(true).open("/dev/full").unwrap()),
+                false => becket.stdout(closed),
+            };
+            let ran = becket.args(words).output().unwrap();
+            let said = String::from_utf8(ran.stderr).unwrap();
+            assert_eq!(ran.status.code(), Some(1), "{words:?}: {said}");
+            let devices = place.devices();
+            assert_eq!(devices.len(), 2, "{words:?}");
+            for device in devices {
+                assert!(said.contains(text(&device, "device")), "{words:?}: {said}");
+                place.ok(["detach", text(&device, "name")]);
+            }
+            assert!(
+                said.contains("cannot write to standard output") && said.contains("becket detach "),
+                "{said}"
+            );
+        }
+    }
+}
+
 #[test]
 fn paths_that_are_no_images() {
     if !require_device("bad_input::paths_that_are_no_images") {

@@ -73,7 +73,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     } else if args.atomic {
         take_back(ui, &mut devices);
     }
-    printed?;
+    printed.map_err(|failure| common::unprinted(failure, devices.iter().map(|attached| &attached.info)))?;
     let status = match (failures.last(), interrupted) {
         (Some((_, failure)), Some(_)) => failure.status,
         (failure, _) => u8::from(failure.is_some()),
@@ -100,7 +100,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
         if !opened.is_empty() {
             value["opened"] = json!(opened);
         }
-        ui.value(&value)?;
+        ui.value(&value).map_err(|failure| common::unprinted(failure, &devices))?;
     }
     Ok(status)
 }

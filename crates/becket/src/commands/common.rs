@@ -4,7 +4,7 @@
 use super::fetched::{self, Local};
 use crate::{
     args::{DeviceOptions, Export, LookOptions, OriginOptions, Toggle, TraceOptions, Via},
-    failure::Failure,
+    failure::{BROKEN_PIPE, Failure},
     ui::Ui,
 };
 use becket_device::{AttachOptions, DeviceInfo, DeviceState, Partitions, Spec};
@@ -134,6 +134,23 @@ pub(super) fn each<T: Serialize>(
         ui.value(&json!({ "devices": devices, "errors": errors }))?;
     }
     Ok(u8::from(!errors.is_empty()))
+}
+
+/// Why the results of making these devices could not be printed, and how to be rid of the devices, which are
+/// there all the same: nothing else would name them.
+pub(super) fn unprinted<'a>(failure: Failure, devices: impl IntoIterator<Item = &'a DeviceInfo>) -> Failure {
+    let names = |info: &DeviceInfo| (format!("{} ({})", info.name, info.device.display()), info.name.clone());
+    let (shown, named): (Vec<_>, Vec<_>) = devices.into_iter().map(names).unzip();
+    if named.is_empty() {
+        return failure;
+    }
+    let failure = match failure.kind.as_str() {
+        // Otherwise that is the reader's own affair.
+        BROKEN_PIPE => Failure::new("io", "cannot write to standard output: broken pipe"),
+        _ => failure,
+    };
+    let (shown, named) = (shown.join(", "), named.join(" "));
+    failure.hint(format!("attached all the same: {shown}; to undo that: becket detach {named}"))
 }
 
 /// How long a change may take until it is said what it waits for.

@@ -12,7 +12,7 @@ use crate::{
     ui::Ui,
 };
 use becket_device::{AttachOptions, DetachOptions, DeviceInfo, DoorOptions, Doorway, Export};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::{collections::HashSet, path::Path, time::Duration};
 
 /// How long an export that is taken back may take to go.
@@ -54,14 +54,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
         }
     }
     exports.iter().for_each(|info| ui.explain(info));
-    if ui.json {
-        let errors: [Value; 0] = [];
-        return ui.value(&json!({ "devices": exports, "errors": errors })).map(|()| 0);
-    }
-    for info in &exports {
-        ui.line(info.device.display().to_string())?;
-    }
-    Ok(0)
+    let printed = match ui.json {
+        true => ui.value(&json!({ "devices": exports, "errors": [] })),
+        false => exports.iter().try_for_each(|info| ui.line(info.device.display().to_string())),
+    };
+    printed.map(|()| 0).map_err(|failure| common::unprinted(failure, &exports))
 }
 
 /// Exports an image exactly as long as a command runs.

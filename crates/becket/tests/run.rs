@@ -5,7 +5,7 @@
 mod common;
 
 use becket_testkit::{Scratch, crc_whole, image, require_device, require_tools, tool, via, wait_until};
-use common::{Use, WRITE_USE, alive, ended, numbers, scratch};
+use common::{Use, WRITE_USE, alive, ended, numbers, scratch, text};
 use std::{
     fs,
     io::Write as _,
@@ -88,6 +88,13 @@ fn passes_the_command_through() {
     assert!(ran.err.contains("cannot run no-such-command: no such file"), "{ran:?}");
     assert!(ran.err.contains("hint: "), "{ran:?}");
     assert_eq!(run(&place, &["/dev/null"]).code, 126);
+    // For programs as for people; what a command prints that could be run is its own.
+    for (command, status) in [("no-such-command", 127), ("/dev/null", 126)] {
+        let ran = place.run(["run", "--json", "--via", &via(), "a.img", "--", command]);
+        assert_eq!((ran.code, text(&ran.json()["error"], "kind")), (status, "command"), "{ran:?}");
+    }
+    let ran = place.run(["run", "--json", "--via", &via(), "a.img", "--", "false"]);
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{ran:?}");
 
     let ran = run(&place, &["sh", "-c", "echo out; echo err >&2; echo \"$@\"", "sh", "--json", "-v", "{}x"]);
     let words: Vec<&str> = ran.out.split_whitespace().collect();

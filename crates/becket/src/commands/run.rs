@@ -89,7 +89,7 @@ pub(super) fn guarded(
             None
         }
     };
-    let guard = spawn_guard(info, command, cgroup.as_ref()).and_then(|(mut guard, alive)| {
+    let guard = spawn_guard(ui, info, command, cgroup.as_ref()).and_then(|(mut guard, alive)| {
         let status = wait_passing_signals(&mut guard, signals);
         // Only now: closing it signals to the guard that we are gone.
         drop(alive);
@@ -109,6 +109,7 @@ pub(super) fn guarded(
 }
 
 fn spawn_guard(
+    ui: &Ui,
     info: &DeviceInfo,
     command: &[OsString],
     cgroup: Option<&Cgroup>,
@@ -119,6 +120,7 @@ fn spawn_guard(
     let partitions: Vec<&OsStr> =
         info.partitions.iter().map(|partition| partition.device.as_os_str()).collect();
     let mut guard = common::ourselves("run-guard");
+    guard.args(ui.json.then_some("--json"));
     guard.arg(format!("--alive-fd={}", guards_end.as_raw_fd()));
     if let Some(cgroup) = cgroup {
         guard.arg("--cgroup").arg(cgroup.dir());

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Returns what `becket run` shall exit with.
 pub(crate) fn run(ui: &Ui, args: &args::RunGuard) -> Result<u8, Failure> {
     let cgroup = args.cgroup.clone().map(Cgroup::existing);
-    let ended = guard(args).map_err(|error| Failure::io("cannot run the command", &error));
+    let ended = guard(ui, args).map_err(|error| Failure::io("cannot run the command", &error));
     let mut left = false;
     if let Some(cgroup) = &cgroup {
         left |= cgroup.kill(PATIENCE).is_err();
@@ -39,13 +39,14 @@ pub(crate) fn run(ui: &Ui, args: &args::RunGuard) -> Result<u8, Failure> {
 }
 
 /// Starts the command and waits for its end, or for that of `becket run` (then `None`).
-fn guard(args: &args::RunGuard) -> io::Result<Option<WaitStatus>> {
+fn guard(ui: &Ui, args: &args::RunGuard) -> io::Result<Option<WaitStatus>> {
     let alive = becket_device::inherited_fd(args.alive_fd)?;
     fcntl_setfd(&alive, FdFlags::CLOEXEC)?;
     let signals = SignalFd::block(&blocked())?;
     set_child_subreaper(Some(getpid()))?;
 
     let mut command = common::ourselves("run-exec");
+    command.args(ui.json.then_some("--json"));
     command.arg(format!("--guard={}", getpid().as_raw_nonzero()));
     if let Some(cgroup) = &args.cgroup {
         command.arg("--cgroup").arg(cgroup);

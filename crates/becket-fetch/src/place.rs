@@ -50,6 +50,9 @@ impl Place {
         if parts.authority.contains('@') {
             return bad("a password on the command line is visible to others; put it into ~/.netrc");
         }
+        if parts.authority.starts_with('[') && !parts.authority.contains(']') {
+            return bad("the URL's address has no closing bracket: write http://[::1]/x");
+        }
         if parts.host().is_empty() {
             return bad(match parts.scheme.to_ascii_lowercase().as_str() {
                 "s3" => "the URL names no bucket: write s3://BUCKET/KEY",
@@ -254,6 +257,8 @@ mod tests {
             ("s3:///x", "names no bucket: write s3://BUCKET/KEY"),
             ("S3://", "names no bucket"),
             ("oci:///x", "names no registry"),
+            ("http://[::1", "has no closing bracket"),
+            ("http://[::1:80/x", "has no closing bracket"),
         ] {
             let error = place(url).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");

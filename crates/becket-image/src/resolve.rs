@@ -65,6 +65,10 @@ pub fn split(path: &Path) -> Split {
             return Split { host, inside };
         }
     }
+    // Of a file of the working directory it has left nothing.
+    if host.as_os_str().is_empty() {
+        host.push(".");
+    }
     // Only by such a `..` does the walk end without a file on the way: at a directory, which is not an image.
     if path.components().any(|component| component == Component::ParentDir) && host.is_dir() {
         return Split { host, inside: Vec::new() };

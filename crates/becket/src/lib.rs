@@ -65,13 +65,15 @@ fn words() -> Vec<OsString> {
 
 /// An error that proposes none of the commands that are processes of becket's own.
 fn of_users(mut error: clap::Error) -> clap::Error {
-    const KIND: ContextKind = ContextKind::SuggestedSubcommand;
-    let Some(ContextValue::Strings(names)) = error.remove(KIND) else { return error };
     let all = args::Cli::command();
     let is_hidden = |name: &String| all.find_subcommand(name).is_none_or(clap::Command::is_hide_set);
-    let names: Vec<String> = names.into_iter().filter(|name| !is_hidden(name)).collect();
-    if !names.is_empty() {
-        error.insert(KIND, ContextValue::Strings(names));
+    for kind in [ContextKind::SuggestedSubcommand, ContextKind::ValidSubcommand] {
+        if let Some(ContextValue::Strings(names)) = error.remove(kind) {
+            let names: Vec<String> = names.into_iter().filter(|name| !is_hidden(name)).collect();
+            if !names.is_empty() {
+                error.insert(kind, ContextValue::Strings(names));
+            }
+        }
     }
     error
 }

@@ -103,6 +103,7 @@ fn paths_that_are_no_images() {
     image::random(&place.path("file"), 4096, 1);
     refused(&place, &["file/inside"], "not_an_image", &["no partition table or file system is recognised"]);
     refused(&place, &["/dev/null/inside"], "not_found", &["not a directory"]);
+    refused(&place, &["file/.."], "not_an_image", &["a directory"]);
 }
 
 #[test]

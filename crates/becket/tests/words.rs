@@ -56,8 +56,12 @@ fn help_teaches() {
         let short = place.ok([command, "-h"]);
         assert!(short.len() <= help.len());
     }
+    let ran = place.run(["--json"]);
+    let said = ran.json()["error"]["message"].as_str().expect("a message").to_owned();
+    assert!(ran.code == 2 && said.contains("attach, export, detach"), "{ran:?}");
     for hidden in ["worker", "run-guard", "run-exec", "generator", "man"] {
         assert!(!overview.contains(&format!("  {hidden} ")), "{hidden} is nobody's business");
+        assert!(!said.contains(&format!(" {hidden}")), "{hidden}: {said}");
     }
     assert_eq!(place.ok(["--version"]), format!("becket {}\n", env!("CARGO_PKG_VERSION")));
 }

@@ -326,7 +326,7 @@ fn activated() -> Result<i32, Error> {
         }
         _ => Err(wrong(
             "no service manager has handed a socket to this command",
-            Some("see systemd.socket(5), or `systemd-socket-activate -l 10809 becket export ...`"),
+            Some("name an address, like unix:PATH; or see systemd.socket(5) and systemd-socket-activate(1)"),
         )),
     }
 }
@@ -435,6 +435,9 @@ mod tests {
             let (kind, text) = refused(address, &DoorOptions::default());
             assert_eq!(kind, ErrorKind::InvalidOption, "{address}: {text}");
         }
+        // Exports are not the only ones that listen.
+        let hint = activated().unwrap_err().hint().unwrap();
+        assert!(hint.contains("unix:PATH") && !hint.contains("export"), "{hint}");
         let temp = tempfile::tempdir().unwrap();
         let tls = DoorOptions { tls: Some(temp.path().into()), ..DoorOptions::default() };
         assert!(refused("tcp:127.0.0.1:0", &tls).1.contains("server-cert.pem is missing"));

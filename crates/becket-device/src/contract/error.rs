@@ -311,6 +311,9 @@ impl Error {
     /// What to do next, where there is something to say.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
+            Error::Image(becket_image::Error::Io { source, .. }) => {
+                return what_is_short(source.raw_os_error()).map(str::to_owned);
+            }
             Error::Image(error) => return error.hint(),
             Error::Attached { name, part: Some(_), .. } => {
                 return Some(format!(
@@ -356,12 +359,14 @@ impl Error {
             }
             Error::Worker { .. } => "see `becket doctor` and the log of the server",
             Error::Failed { hint, .. } => return hint.clone(),
-            Error::Device(error) => return error.hint(),
+            Error::Device(error) => {
+                return error.hint().or_else(|| what_is_short(error.raw_os_error()).map(str::to_owned));
+            }
             Error::Io { what: RUNTIME_DIR, .. } => {
                 "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write to, or run it as root"
             }
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => "run it as root",
-            Error::Io { .. } => return None,
+            Error::Io { source, .. } => return what_is_short(source.raw_os_error()).map(str::to_owned),
         };
         Some(hint.to_owned())
     }
@@ -382,6 +387,18 @@ fn taken_by(image: &Option<PathBuf>, device: &Option<PathBuf>) -> String {
         (Some(image), Some(device)) => format!("{} has it, for {}", device.display(), image.display()),
         (Some(image), None) => format!("it is being attached, for {}", image.display()),
         _ => "it is being attached".to_owned(),
+    }
+}
+
+/// What to do about something that the system has too little of.
+fn what_is_short(errno: Option<i32>) -> Option<&'static str> {
+    match errno? {
+        libc::EMFILE | libc::ENFILE => Some(
+            "allow more open files (ulimit -n); a server keeps the limit that it began with, and ends with its \
+             last device",
+        ),
+        libc::ENOSPC | libc::EDQUOT => Some("make room there"),
+        _ => None,
     }
 }
 
@@ -424,6 +441,25 @@ pub(crate) fn wrong(what: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_system_is_short_of_is_said_with_a_next_step() {
+        let path = || Path::new("/run/becket/devices/loop0.json").to_owned();
+        for (errno, wanted) in [
+            (libc::EMFILE, "allow more open files"),
+            (libc::ENFILE, "allow more open files"),
+            (libc::ENOSPC, "make room there"),
+            (libc::EDQUOT, "make room there"),
+        ] {
+            let source = || io::Error::from_raw_os_error(errno);
+            let image =
+                becket_image::Error::Io { path: path(), what: "it cannot be opened", source: source() };
+            let device = becket_transport::Error::Io { doing: "open", path: path(), source: source() };
+            for error in [Error::io("write", &path())(source()), Error::Image(image), Error::Device(device)] {
+                assert!(error.hint().is_some_and(|hint| hint.starts_with(wanted)), "{error}");
+            }
+        }
+    }
 
     #[test]
     fn the_hint_of_a_busy_device_fits_its_users() {

@@ -372,3 +372,75 @@ fn fuse_a_node_and_the_path_through_its_disk_are_one_image() {
         one_image_by_two_ways(name, "fuse");
     }
 }
+
+/// The link of `d`'s first partition has the name that a device may have.
+fn one_link_for_two(name: &str, via: &str) {
+    let place = scratch();
+    image::gpt(&place.path("disk.img"), 16 << 20);
+    image::sparse(&place.path("x.img"), 16 << 20);
+    let refused = |words: &[&str], other: &str, hint: &str| {
+        for dry in [&["--dry-run"][..], &[]] {
+            let ran = place.run([&["attach", "--via", via], dry, words].concat());
+            assert!(ran.code == 1 && ran.err.contains(other) && ran.err.contains(hint), "{name}: {ran:?}");
+        }
+    };
+    let leads = |link: &str| fs::canonicalize(place.links().join(link)).unwrap();
+    let attach = |image: &str, words: &[&str]| {
+        PathBuf::from(place.ok([&["attach", "--via", via, image], words].concat()).trim_end())
+    };
+
+    let x = attach("x.img", &["--name", "dp1"]);
+    refused(&["--name", "d", "disk.img"], &x.display().to_string(), "becket detach dp1");
+    assert_eq!(leads("dp1"), x);
+    // Without that partition there is nothing to clash.
+    attach("disk.img", &["--name", "d", "--partitions", "off"]);
+    place.ok(["detach", "d", "dp1"]);
+
+    let d = attach("disk.img", &["--name", "d"]);
+    let first = leads("dp1");
+    refused(
+        &["--name", "dp1", "x.img"],
+        &format!("partition 1 of d has it ({})", d.display()),
+        "becket detach d\n",
+    );
+    assert_eq!(leads("dp1"), first);
+    // No partition has such a number, or is called so.
+    for free in ["dp3", "dp01", "dp"] {
+        attach("x.img", &["--name", free]);
+        place.ok(["detach", free]);
+    }
+    place.ok(["detach", "d"]);
+    assert!(!place.links().join("dp1").is_symlink());
+
+    // What appears later gets no link that another device has.
+    let x = attach("x.img", &["--name", "newp1"]);
+    image::sparse(&place.path("new.img"), 16 << 20);
+    let new = attach("new.img", &["--name", "new"]);
+    sfdisk(&new, "", "label: gpt\\n1MiB,4MiB\\n8MiB,4MiB\\n");
+    let ran = place.run(["refresh", "new"]);
+    let said = ran.err.contains("newp1") && ran.err.contains(&x.display().to_string());
+    assert!(ran.code == 0 && said, "{ran:?}");
+    assert_eq!((leads("newp1"), leads("newp2")), (x, PathBuf::from(format!("{}p2", new.display()))));
+    place.ok(["detach", "new"]);
+    assert!(place.links().join("newp1").exists() && !place.links().join("newp2").is_symlink());
+    place.ok(["detach", "newp1"]);
+}
+
+#[test]
+fn a_link_is_that_of_one_device() {
+    if !require_loop("partitions::a_link_is_that_of_one_device")
+        || !ready("a_link_is_that_of_one_device", &["sfdisk"])
+    {
+        return;
+    }
+    one_link_for_two("loop", "loop");
+}
+
+#[test]
+fn fuse_a_link_is_that_of_one_device() {
+    let name = "partitions::fuse_a_link_is_that_of_one_device";
+    if !require_fuse(name) || !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    one_link_for_two("fuse", "fuse");
+}

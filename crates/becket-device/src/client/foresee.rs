@@ -21,6 +21,7 @@ use crate::contract::{AttachOptions, Choice, DataMode, DeviceInfo, DeviceState, 
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::device::Device;
+use crate::record::links;
 use crate::record::runtime::Runtime;
 use crate::record::store::{self, Store};
 use crate::system::describe::unasked_read_only;
@@ -142,6 +143,9 @@ fn foresee(image: &Path, options: &AttachOptions) -> Result<(Foreseen, Taken), E
     options.open.rehearsal = true;
     let creates_cow = options.open.cow.as_ref().is_some_and(|cow| !options.open.read_only && !cow.exists());
     let opened = prepare(&store, image, &mut options, false, false)?;
+    if let Some(name) = &options.name {
+        links::are_free(&store, name, opened.partitions.iter().map(|partition| partition.number))?;
+    }
     let plan = planner::plan_for(&opened, &options, false).map_err(|error| error.of_image(image))?;
     let portion = Portion::of(&opened.sources, &opened.map, &opened.path);
     if let Some(portion) = portion.clone().filter(|_| !options.open.shared) {

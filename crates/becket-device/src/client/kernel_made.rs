@@ -80,7 +80,8 @@ pub(crate) fn attach(
     leased: bool,
     driver: &dyn KernelDriver,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
-    let claim = register::claim(store, options.name.as_deref(), &opened.path)?;
+    let numbers = opened.partitions.iter().map(|partition| partition.number);
+    let claim = register::claim(store, options.name.as_deref(), &opened.path, numbers)?;
     let mut made =
         Unfinished { made: driver.make(opened, options, leased).map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
@@ -94,7 +95,7 @@ pub(crate) fn attach(
         ..Device::bare(info, opened.identity, made.made.mark)
     };
     let written = register::record(store, claim, &disk, &mut record)?;
-    let warnings = links::make(store.runtime(), &record.info);
+    let warnings = links::make(store, &record.info);
     if !warnings.is_empty() {
         let recorded = record.clone();
         record.info.warnings.extend(warnings);

@@ -49,7 +49,7 @@ pub(crate) fn refresh(store: &Store, device: Device) -> Result<DeviceInfo, Error
         store.update(&device, &new)?;
     }
     links::remove(store.runtime(), &device.info);
-    let missing = links::make(store.runtime(), &new.info);
+    let missing = links::make(store, &new.info);
     new.info.warnings.extend(missing);
     done.map_err(Error::Device)?;
     // Of a served device the kernel's refusal has become a warning.

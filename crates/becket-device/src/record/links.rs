@@ -1,5 +1,9 @@
 //! The names under /dev/becket: symbolic links to the nodes of devices and their partitions.
 //! A link is a convenience: that one could not be made is a warning, and one that another program made stays.
+//!
+//! Partition 1 of the device `d` is `dp1`, which may also be the name of a device. The link is that of the
+//! device whose record has the name; without such a record it is the partition's. No device gets a name that
+//! would take a link from another, or a partition's link that another has.
 
 use std::fs;
 use std::io;
@@ -7,19 +11,79 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
-use crate::contract::DeviceInfo;
+use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::record::device::Device;
+use crate::record::judge::lives;
 use crate::record::runtime::Runtime;
+use crate::record::store::Store;
 use crate::record::udev;
+use crate::system::kernel::System;
+
+/// Refuses a name whose link, or that of one of the partitions of these numbers, is another device's.
+pub(crate) fn are_free(
+    store: &Store,
+    name: &str,
+    partitions: impl IntoIterator<Item = u32>,
+) -> Result<(), Error> {
+    if let Some(taken) = taken_by_partition(store, name)? {
+        return Err(taken);
+    }
+    for number in partitions {
+        let link = of_partition(name, number);
+        if let Some(taken) = store.taken(&link, |device| lives(&System, device))? {
+            let message = format!("no device with a partition {number} can be called {name}: {taken}");
+            let hint = format!(
+                "choose another --name, attach it with --partitions off, or detach the other first: becket detach {link}"
+            );
+            return Err(Error::Failed { kind: ErrorKind::NameInUse, message, hint: Some(hint) });
+        }
+    }
+    Ok(())
+}
+
+/// Which device's partition has the link of that name, as one who wants it is answered.
+fn taken_by_partition(store: &Store, link: &str) -> Result<Option<Error>, Error> {
+    let split = link.rsplit_once('p').and_then(|(disk, number)| Some((disk, number.parse().ok()?)));
+    let Some((disk, number)) = split.filter(|(disk, number)| of_partition(disk, *number) == link) else {
+        return Ok(None);
+    };
+    let has_it = |device: &Device| {
+        device.info.partitions.iter().any(|partition| partition.number == number) && lives(&System, device)
+    };
+    Ok(store.device(disk)?.filter(has_it).map(|device| {
+        let node = device.info.device.display();
+        Error::Failed {
+            kind: ErrorKind::NameInUse,
+            message: format!("the name {link} is in use: partition {number} of {disk} has it ({node})"),
+            hint: Some(format!("choose another --name, or detach that device first: becket detach {disk}")),
+        }
+    }))
+}
+
+/// That another device has a link that this one or a partition of it would have.
+fn of_another(store: &Store, info: &DeviceInfo, link: &str) -> Option<Error> {
+    let taken = match link == info.name {
+        true => taken_by_partition(store, link),
+        false => store.taken(link, |device| lives(&System, device)),
+    };
+    // What cannot be read has no link.
+    taken.ok().flatten()
+}
 
 /// Makes the links of a device; answers with what did not work.
-pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
-    let dir = runtime.links();
+pub(crate) fn make(store: &Store, info: &DeviceInfo) -> Vec<String> {
+    let dir = store.runtime().links();
     if info.is_file() {
         // Its place is its user's own already.
         return Vec::new();
     }
     let mut warnings = Vec::new();
-    for (link, target) in wanted(dir, info) {
+    for (name, target) in wanted(info) {
+        let link = dir.join(&name);
+        if let Some(taken) = of_another(store, info, &name) {
+            warnings.push(format!("no link {}: {taken}", link.display()));
+            continue;
+        }
         let made = match make_one(&link, &target) {
             // Only the first link of all needs the directory made.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -33,24 +97,25 @@ pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
         }
     }
     // Only now: who waits for udev's word opens the device by its link.
-    udev::tell(runtime, info);
+    udev::tell(store.runtime(), info);
     warnings
 }
 
 /// Makes the links of a device again where one is missing: who attached it may have died before it was there.
-pub(crate) fn restore(runtime: &Runtime, info: &DeviceInfo) {
-    let is_there =
-        |(link, target): (PathBuf, PathBuf)| fs::read_link(link).is_ok_and(|found| found == target);
-    if wanted(runtime.links(), info).into_iter().all(is_there) && udev::knows(runtime, info) {
+pub(crate) fn restore(store: &Store, info: &DeviceInfo) {
+    let runtime = store.runtime();
+    let leads = |(name, target): (String, PathBuf)| leads_to(&path(runtime, &name), &target);
+    if wanted(info).into_iter().all(leads) && udev::knows(runtime, info) {
         return;
     }
-    make(runtime, info).iter().for_each(|warning| warn!(device = info.name, "{warning}"));
+    make(store, info).iter().for_each(|warning| warn!(device = info.name, "{warning}"));
 }
 
 /// Removes the links of a device, where they still point to its nodes.
 pub(crate) fn remove(runtime: &Runtime, info: &DeviceInfo) {
-    for (link, target) in wanted(runtime.links(), info) {
-        if fs::read_link(&link).is_ok_and(|found| found == target) {
+    for (name, target) in wanted(info) {
+        let link = path(runtime, &name);
+        if leads_to(&link, &target) {
             // Another process removed it meanwhile: as wanted.
             let _ = fs::remove_file(&link);
         }
@@ -63,12 +128,21 @@ pub(crate) fn path(runtime: &Runtime, name: &str) -> PathBuf {
     runtime.links().join(name)
 }
 
-fn wanted(dir: &Path, info: &DeviceInfo) -> Vec<(PathBuf, PathBuf)> {
+/// What the link of a device's partition is called.
+pub(crate) fn of_partition(name: &str, number: u32) -> String {
+    format!("{name}p{number}")
+}
+
+fn wanted(info: &DeviceInfo) -> Vec<(String, PathBuf)> {
     let partitions = info
         .partitions
         .iter()
-        .map(|partition| (dir.join(format!("{}p{}", info.name, partition.number)), partition.device.clone()));
-    std::iter::once((dir.join(&info.name), info.device.clone())).chain(partitions).collect()
+        .map(|partition| (of_partition(&info.name, partition.number), partition.device.clone()));
+    std::iter::once((info.name.clone(), info.device.clone())).chain(partitions).collect()
+}
+
+fn leads_to(link: &Path, target: &Path) -> bool {
+    fs::read_link(link).is_ok_and(|found| found == target)
 }
 
 fn make_one(link: &Path, target: &Path) -> io::Result<()> {
@@ -98,7 +172,7 @@ fn make_one(link: &Path, target: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::contract::PartitionInfo;
-    use crate::record::store::tests::device;
+    use crate::record::store::tests::{device, store};
 
     fn info() -> DeviceInfo {
         let mut info = device("disk", 3).info;
@@ -115,32 +189,55 @@ mod tests {
 
     #[test]
     fn links_come_and_go_with_the_device() {
-        let temp = tempfile::tempdir().unwrap();
-        let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
-        assert_eq!(make(&runtime, &info()), Vec::<String>::new());
-        assert_eq!(fs::read_link(path(&runtime, "disk")).unwrap(), Path::new("/dev/loop3"));
-        assert_eq!(fs::read_link(path(&runtime, "diskp2")).unwrap(), Path::new("/dev/loop3p2"));
+        let (_temp, store) = store();
+        let runtime = store.runtime();
+        assert_eq!(make(&store, &info()), Vec::<String>::new());
+        assert_eq!(fs::read_link(path(runtime, "disk")).unwrap(), Path::new("/dev/loop3"));
+        assert_eq!(fs::read_link(path(runtime, "diskp2")).unwrap(), Path::new("/dev/loop3p2"));
 
         let mut again = info();
         again.device = "/dev/loop9".into();
-        assert_eq!(make(&runtime, &again), Vec::<String>::new(), "a link left behind is replaced");
-        assert_eq!(fs::read_link(path(&runtime, "disk")).unwrap(), Path::new("/dev/loop9"));
+        assert_eq!(make(&store, &again), Vec::<String>::new(), "a link left behind is replaced");
+        assert_eq!(fs::read_link(path(runtime, "disk")).unwrap(), Path::new("/dev/loop9"));
 
-        remove(&runtime, &info());
-        assert!(path(&runtime, "disk").is_symlink(), "it points to another device by now");
-        assert!(!path(&runtime, "diskp2").is_symlink());
-        remove(&runtime, &again);
+        remove(runtime, &info());
+        assert!(path(runtime, "disk").is_symlink(), "it points to another device by now");
+        assert!(!path(runtime, "diskp2").is_symlink());
+        remove(runtime, &again);
         assert_eq!(fs::read_dir(runtime.links()).unwrap().count(), 0);
     }
 
     #[test]
     fn a_file_in_the_way_stays() {
-        let temp = tempfile::tempdir().unwrap();
-        let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
+        let (_temp, store) = store();
+        let runtime = store.runtime();
         fs::create_dir(runtime.links()).unwrap();
-        fs::write(path(&runtime, "disk"), "precious").unwrap();
-        assert_eq!(make(&runtime, &info()).len(), 1);
-        remove(&runtime, &info());
-        assert_eq!(fs::read(path(&runtime, "disk")).unwrap(), b"precious");
+        fs::write(path(runtime, "disk"), "precious").unwrap();
+        assert_eq!(make(&store, &info()).len(), 1);
+        remove(runtime, &info());
+        assert_eq!(fs::read(path(runtime, "disk")).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_link_of_another_device_is_neither_taken_nor_removed() {
+        let (_temp, store) = store();
+        let runtime = store.runtime();
+        let other = store.claim("diskp2", Path::new("/other.img"), |_| true).unwrap();
+        fs::create_dir(runtime.links()).unwrap();
+        std::os::unix::fs::symlink("/dev/loop9", path(runtime, "diskp2")).unwrap();
+        let refused = are_free(&store, "disk", [1, 2]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NameInUse);
+        assert!(refused.to_string().contains("/other.img"), "{refused}");
+        assert!(refused.hint().unwrap().contains("becket detach diskp2"));
+        are_free(&store, "disk", [1, 3]).unwrap();
+        let warnings = make(&store, &info());
+        assert!(warnings.len() == 1 && warnings[0].contains("/other.img"), "{warnings:?}");
+        assert!(path(runtime, "disk").is_symlink());
+        remove(runtime, &info());
+        assert_eq!(fs::read_link(path(runtime, "diskp2")).unwrap(), Path::new("/dev/loop9"));
+        // The other one is gone, and has left its link behind.
+        drop(other);
+        assert_eq!(make(&store, &info()), Vec::<String>::new());
+        assert_eq!(fs::read_link(path(runtime, "diskp2")).unwrap(), Path::new("/dev/loop3p2"));
     }
 }

@@ -5,16 +5,25 @@ use std::path::Path;
 
 use tracing::warn;
 
-use crate::contract::Error;
+use crate::contract::{Error, ErrorKind};
 use crate::record::device::Device;
 use crate::record::judge::lives;
 use crate::record::store::{Claim, Store, Written};
 use crate::record::{links, nodes};
 use crate::system::kernel::System;
 
-/// Takes the name that was asked for.
-pub(crate) fn claim(store: &Store, name: Option<&str>, image: &Path) -> Result<Option<Claim>, Error> {
-    name.map(|name| store.claim(name, image, |device| lives(&System, device))).transpose()
+/// Takes the name that was asked for, of a device with partitions of these numbers.
+pub(crate) fn claim(
+    store: &Store,
+    name: Option<&str>,
+    image: &Path,
+    partitions: impl IntoIterator<Item = u32>,
+) -> Result<Option<Claim>, Error> {
+    let Some(name) = name else { return Ok(None) };
+    let claim = store.claim(name, image, |device| lives(&System, device))?;
+    // Only now: of two that want the same link at once, one sees the other's claim.
+    links::are_free(store, name, partitions)?;
+    Ok(Some(claim))
 }
 
 /// Records a device under the name that was claimed for it, or else under the kernel's name, or that with a
@@ -31,12 +40,15 @@ pub(crate) fn record(
     }
     let mut enter = |name: &str| {
         name.clone_into(&mut device.info.name);
+        links::are_free(store, name, device.info.partitions.iter().map(|partition| partition.number))?;
         store.enter(device, |device| lives(&System, device))
     };
     let mut tried = enter(kernels);
     for number in 2..100 {
         match tried {
-            Err(Error::NameInUse { .. }) => tried = enter(&format!("{kernels}.{number}")),
+            Err(error) if error.kind() == ErrorKind::NameInUse => {
+                tried = enter(&format!("{kernels}.{number}"));
+            }
             other => return other,
         }
     }

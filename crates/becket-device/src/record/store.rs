@@ -140,16 +140,19 @@ impl Store {
 
     /// Under the name's lock: whether the name is free. Sets aside what is not a record of this boot.
     fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
-        let (image, device) = match self.look(name)? {
-            Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
-            Looked::Entry(Entry::Device(device)) if lives(&device) => {
-                (device.info.spec.image, Some(device.info.device))
-            }
-            Looked::Entry(Entry::Unknown(unknown)) => (unknown.info.spec.image, Some(unknown.info.device)),
-            Looked::Entry(_) | Looked::Nothing => return Ok(()),
-            wrong @ (Looked::Corrupt(_) | Looked::Foreign) => return self.set_aside(name, &wrong),
-        };
-        Err(Error::NameInUse { name: name.to_owned(), image: Some(image), device })
+        match self.look(name)? {
+            Looked::Entry(entry) => in_use(name, entry, lives).map_or(Ok(()), Err),
+            Looked::Nothing => Ok(()),
+            wrong @ (Looked::Corrupt(_) | Looked::Foreign) => self.set_aside(name, &wrong),
+        }
+    }
+
+    /// Who has a name, as one who wants it is answered; `None` if it is free.
+    pub(crate) fn taken(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<Option<Error>, Error> {
+        if check_name(name).is_err() {
+            return Ok(None);
+        }
+        Ok(self.read(name)?.and_then(|entry| in_use(name, entry, lives)))
     }
 
     /// Under the name's lock: takes what is not a record of this boot out of the way. Only one who takes the
@@ -346,6 +349,17 @@ impl Store {
         text.push(b'\n');
         Ok(text)
     }
+}
+
+/// That a name is in use, if what its record says still means something.
+fn in_use(name: &str, entry: Entry, lives: impl Fn(&Device) -> bool) -> Option<Error> {
+    let (image, device) = match entry {
+        Entry::Claim { image, claimant } if claimant.alive() => (image, None),
+        Entry::Device(device) if lives(&device) => (device.info.spec.image, Some(device.info.device)),
+        Entry::Unknown(unknown) => (unknown.info.spec.image, Some(unknown.info.device)),
+        Entry::Claim { .. } | Entry::Device(_) => return None,
+    };
+    Some(Error::NameInUse { name: name.to_owned(), image: Some(image), device })
 }
 
 /// A record's lock. Its file is opened once for as many as are locked at the same time, and is used again.

@@ -9,7 +9,7 @@ use becket_transport::Kind;
 use super::*;
 use crate::contract::{DeviceInfo, ErrorKind, Spec};
 
-fn store() -> (tempfile::TempDir, Store) {
+pub(crate) fn store() -> (tempfile::TempDir, Store) {
     let temp = tempfile::tempdir().unwrap();
     let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
     (temp, Store::open(runtime).unwrap())

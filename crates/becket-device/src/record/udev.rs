@@ -18,6 +18,7 @@ use tracing::warn;
 
 use crate::contract::{DeviceInfo, shape};
 use crate::record::judge::disk_of;
+use crate::record::links::of_partition;
 use crate::record::runtime::Runtime;
 
 /// There while udev's daemon runs.
@@ -73,7 +74,7 @@ pub(crate) fn forget(runtime: &Runtime, info: &DeviceInfo) {
 fn named(info: &DeviceInfo) -> Vec<(String, String)> {
     let partitions = info.partitions.iter().filter_map(|partition| {
         let node = partition.device.file_name()?.to_str()?;
-        Some((node.to_owned(), format!("{}p{}", info.name, partition.number)))
+        Some((node.to_owned(), of_partition(&info.name, partition.number)))
     });
     std::iter::once((disk_of(info), info.name.clone())).chain(partitions).collect()
 }

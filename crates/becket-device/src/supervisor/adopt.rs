@@ -159,7 +159,7 @@ impl Supervisor {
         if worker.alive() {
             finish_resizing(&*driver, &device.info);
         }
-        links::restore(self.store.runtime(), &device.info);
+        links::restore(&self.store, &device.info);
         if !device.info.isolated && worker.alive() {
             // By the record: one that is there for one device gets no other, whatever it says.
             self.share(Arc::clone(&worker));

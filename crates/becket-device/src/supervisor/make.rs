@@ -102,7 +102,8 @@ impl Maker<'_> {
         let Checked { mut request, mut sources, identity, mut keepsakes } = check(request, fds)?;
         keepsakes.cgroup = cgroup;
         let spec = &request.spec;
-        let named = claim(store, request.name.as_deref(), &spec.image)?;
+        let numbers = request.partitions.iter().filter(|_| request.add_partitions).map(|part| part.number);
+        let named = claim(store, request.name.as_deref(), &spec.image, numbers)?;
 
         let all = driver.abilities()?;
         // Of an image on an NBD server: whether it takes several connections.
@@ -195,7 +196,7 @@ impl Maker<'_> {
         }
         undo.device = Some(device.clone());
         let mut made = Made { device, kept, connector };
-        made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
+        made.device.info.warnings.extend(links::make(store, &made.device.info));
         undo.stage = Stage::Done;
         Ok(made)
     }

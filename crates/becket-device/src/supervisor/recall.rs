@@ -140,7 +140,7 @@ impl Supervisor {
             device.info.warnings.push("a process that this server does not know serves it".to_owned());
         }
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
-        links::make(self.store.runtime(), &device.info);
+        links::make(&self.store, &device.info);
         let name = &device.info.name;
         let who = if held { "a process that is not known serves it" } else { "nobody serves it" };
         warn!(device = name, "had no record and {who}; `becket detach` removes it once it is unused");
@@ -165,7 +165,7 @@ impl Supervisor {
             if let Err(error) = self.store.remove(&twin) {
                 warn!("the record {name} of {} stays: {error}", info.name);
             }
-            links::restore(self.store.runtime(), info);
+            links::restore(&self.store, info);
         }
     }
 }
@@ -206,7 +206,7 @@ impl Supervisor {
         (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(worker.id().pid));
         as_kept(&mut device, &kept);
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
-        links::make(self.store.runtime(), &device.info);
+        links::make(&self.store, &device.info);
         info!(
             event = "taken_over",
             device = device.info.name,

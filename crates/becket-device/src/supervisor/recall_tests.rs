@@ -232,7 +232,7 @@ fn what_another_server_has_recorded_of_an_owned_device_goes() {
     for (device, name) in [(&mut twin, "ublkb900001"), (&mut other, "other")] {
         name.clone_into(&mut device.info.name);
         stage.bench.store.enter(device, |_| false).unwrap();
-        links::make(stage.bench.store.runtime(), &device.info);
+        links::make(&stage.bench.store, &device.info);
     }
     stage.supervisor.reappear();
     stage.supervisor.forget_twins();

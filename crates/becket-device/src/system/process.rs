@@ -53,16 +53,27 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
 impl ProcessId {
     /// Whether it is stopped, by a signal or by a debugger: it lives and does nothing. A program that is
-    /// traced stops at each of its system calls for a moment, which does not count: it is looked at again.
+    /// traced stops at each of its system calls for a moment, which does not count: it is looked at again, and
+    /// has run meanwhile.
     pub(crate) fn stopped(self) -> bool {
-        (0..LOOKS).all(|look| {
-            if look > 0 {
-                std::thread::sleep(BETWEEN_LOOKS);
-            }
-            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-            let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
-            state.starts_with(['T', 't']) && parse_stat(&stat).is_some_and(|(start, _)| start == self.start)
+        let Some(halts) = self.halts() else { return false };
+        (1..LOOKS).all(|_| {
+            std::thread::sleep(BETWEEN_LOOKS);
+            self.halts() == Some(halts)
         })
+    }
+
+    /// How often it has given up its CPU, if it is stopped just now.
+    fn halts(self) -> Option<u64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        let (_, state) = stat.rsplit_once(')')?;
+        let stopped = state.trim_start().starts_with(['T', 't']);
+        if !stopped || parse_stat(&stat)?.0 != self.start {
+            return None;
+        }
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+        Some(counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum())
     }
 }
 
@@ -144,22 +155,42 @@ mod tests {
         if !require_plain_machine(name, &["strace"]) {
             return;
         }
-        let mut tracer = std::process::Command::new("strace")
-            .args(["-qq", "-o", "/dev/null", "dd", "if=/dev/zero", "of=/dev/null", "bs=1"])
-            .spawn()
-            .unwrap();
-        let of_tracer = format!("/proc/{0}/task/{0}/children", tracer.id());
-        let traced = || {
-            let children = fs::read_to_string(&of_tracer).unwrap_or_default();
-            children.split_whitespace().next().and_then(|pid| ProcessId::of(pid.parse().ok()?))
-        };
-        assert!(wait_until(Duration::from_secs(10), || traced().is_some()));
-        let traced = traced().unwrap();
+        let mut strace = std::process::Command::new("strace");
+        strace.args(["-qq", "-o", "/dev/null", "dd", "if=/dev/zero", "of=/dev/null", "bs=1"]);
+        let pair = Traced(std::os::unix::process::CommandExt::process_group(&mut strace, 0).spawn().unwrap());
+        assert!(wait_until(Duration::from_secs(30), || pair.traced().is_some()), "strace traces no dd");
+        let traced = pair.traced().unwrap();
         assert!((0..100).all(|_| !traced.stopped()));
-        // The tracer ends with it; the other way round it would go on for ever.
-        let pid = rustix::process::Pid::from_raw(traced.pid.cast_signed()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        tracer.wait().unwrap();
+    }
+
+    /// strace and the `dd` that it traces, in a process group of their own: `dd` would go on for ever.
+    struct Traced(std::process::Child);
+
+    impl Traced {
+        /// What is traced, once it is `dd`: before, strace has children that show what it can trace, and end.
+        fn traced(&self) -> Option<ProcessId> {
+            let tracer = self.0.id();
+            let children = fs::read_to_string(format!("/proc/{tracer}/task/{tracer}/children")).ok()?;
+            let of_tracer = format!("\nTracerPid:\t{tracer}\n");
+            let is_traced = |pid: &u32| {
+                let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                status.starts_with("Name:\tdd\n") && status.contains(&of_tracer)
+            };
+            children
+                .split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .find(is_traced)
+                .and_then(ProcessId::of)
+        }
+    }
+
+    impl Drop for Traced {
+        fn drop(&mut self) {
+            // All of the group at once: strace alone would let its children go.
+            let group = rustix::process::Pid::from_child(&self.0);
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            let _ = self.0.wait();
+        }
     }
 
     #[test]

@@ -165,7 +165,8 @@ impl Origin {
         self.state().log.clone()
     }
 
-    /// How many bytes of bodies were sent so far.
+    /// How many bytes of bodies were sent so far. An answer that its client has given up before it begins is
+    /// not sent.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
@@ -193,7 +194,7 @@ fn serve(stream: &TcpStream, state: &Mutex<State>, sent: &AtomicU64) -> io::Resu
             (reply, state.latency)
         };
         thread::sleep(latency + reply.late.unwrap_or_default());
-        if !send(stream, &reply, sent)? {
+        if has_left(stream)? || !send(stream, &reply, sent)? {
             break;
         }
     }
@@ -234,6 +235,14 @@ fn honest(state: &State, request: &Request) -> Reply {
     let body = usize::try_from(first).ok().zip(usize::try_from(last).ok());
     let body = body.map(|(first, last)| state.body[first..=last].to_vec()).unwrap_or_default();
     Reply { body, ..reply(206).with("Content-Range", &format!("bytes {first}-{last}/{size}")) }
+}
+
+/// Whether the client has closed the connection.
+fn has_left(stream: &TcpStream) -> io::Result<bool> {
+    stream.set_nonblocking(true)?;
+    let left = matches!(stream.peek(&mut [0]), Ok(0));
+    stream.set_nonblocking(false)?;
+    Ok(left)
 }
 
 /// Sends an answer; whether the connection goes on.

@@ -56,8 +56,11 @@ impl Opened {
         let encoded = !self.encoded.is_empty();
         for source in &mut self.sources {
             if let Err(error) = source.complete(wanted, encoded) {
-                self.warnings
-                    .push(format!("a flush that fails while its worker dies goes unreported: {error}"));
+                self.warnings.push(format!(
+                    "{}: a failed flush will be forgotten with the process that serves it, for the file cannot be \
+                     opened once more: {error}",
+                    crate::shown(self.path.as_os_str().as_encoded_bytes())
+                ));
             }
         }
     }

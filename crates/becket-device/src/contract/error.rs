@@ -60,6 +60,10 @@ pub struct User {
 /// What a [`User`] that is the clients of an export is called: they have no process here.
 pub(crate) const CLIENTS: &str = "clients of the export";
 
+/// What was to be done when bytes of programs did not reach the image of their device.
+pub(crate) const WRITE_BACK: &str = "write back";
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+
 /// What a [`User`] of becket's own is called.
 const BECKET: &str = "becket";
 
@@ -364,6 +368,10 @@ impl Error {
             }
             Error::Io { what: RUNTIME_DIR, .. } => {
                 "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write to, or run it as root"
+            }
+            Error::Io { what: WRITE_BACK, source, .. } if source.raw_os_error() == Some(EIO) => {
+                "bytes that programs have written may be lost; detach the device and attach it again, and write \
+                 them anew"
             }
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => "run it as root",
             Error::Io { source, .. } => return what_is_short(source.raw_os_error()).map(str::to_owned),

@@ -27,7 +27,9 @@ pub(crate) mod versions;
 pub(crate) mod volume;
 
 pub(crate) use device_id::DeviceId;
-pub(crate) use error::{CLIENTS, IMAGE_OF, MOUNTED, RUNS_ALREADY, RUNTIME_DIR, SWAP, ending, wrong};
+pub(crate) use error::{
+    CLIENTS, IMAGE_OF, MOUNTED, RUNS_ALREADY, RUNTIME_DIR, SWAP, WRITE_BACK, ending, wrong,
+};
 pub use error::{Error, ErrorKind, User};
 pub use event::Happened;
 pub use export::{Export, SocketFile};

@@ -62,8 +62,7 @@ pub(crate) fn below(dir: &Path) -> Vec<User> {
     let mut users = Vec::new();
     for (pid, process) in all_processes().filter(|(pid, _)| *pid != own) {
         let opens = |path: PathBuf| path.starts_with(dir) && path != dir;
-        let mut links = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-        if links.any(|link| fs::read_link(link.path()).is_ok_and(opens)) {
+        if descriptors(&process).any(|link| fs::read_link(link).is_ok_and(opens)) {
             users.push(User { pid, command: command(&process), how: OPEN.to_owned() });
         }
     }
@@ -232,11 +231,23 @@ fn mounts<'t>(table: &'t str, blocks: &'t [Block], which: Mounts) -> impl Iterat
     })
 }
 
+/// The links of a process's descriptors. One whose first thread has ended shows them at its others only.
+fn descriptors(process: &Path) -> impl Iterator<Item = PathBuf> {
+    use std::os::unix::fs::MetadataExt as _;
+    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|item| item.path());
+    let mut own = entries(process.join("fd")).peekable();
+    let tasks = process.join("task");
+    // Threads of the kernel have none, and are alone: a directory has two links besides those of what is in it.
+    let has_others = own.peek().is_none() && fs::metadata(&tasks).is_ok_and(|tasks| tasks.nlink() > 3);
+    let others = has_others.then(|| entries(tasks));
+    let of_others = others.into_iter().flatten().flat_map(move |thread| entries(thread.join("fd")));
+    own.chain(of_others)
+}
+
 fn opens(process: &Path, blocks: &[Block]) -> bool {
     // A descriptor's link is read first: it is cheap, and only names under /dev can be block devices.
     // A node that was removed still reads as its old path, with " (deleted)" behind it.
-    fs::read_dir(process.join("fd")).into_iter().flatten().flatten().any(|item| {
-        let path = item.path();
+    descriptors(process).any(|path| {
         fs::read_link(&path).is_ok_and(|target| target.is_absolute())
             && is_one_of(blocks, number_as_known(CWD, &path, AtFlags::empty()))
     })
@@ -334,6 +345,30 @@ nonsense
         for same in ["\\", "\\0", "\\04", "\\08x", "\\777", "plain", ""] {
             assert_eq!(unescape(same), same);
         }
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_a_user() {
+        let name = "system::users::tests::a_process_whose_first_thread_has_ended_is_a_user";
+        if !becket_testkit::require_plain_machine(name, &["python3"]) {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let program = "import ctypes, sys, threading, time
+f = open(sys.argv[1])
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).pthread_exit(None)";
+        let mut child =
+            std::process::Command::new("python3").args(["-c", program]).arg(&file).spawn().unwrap();
+        let status = format!("/proc/{}/status", child.id());
+        let ended = || fs::read_to_string(&status).unwrap_or_default().contains("State:\tZ");
+        let ends = becket_testkit::wait_until(std::time::Duration::from_secs(20), ended);
+        let users = below(dir.path());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(ends && users.iter().any(|user| user.pid == child.id()), "{users:?}");
     }
 
     #[test]

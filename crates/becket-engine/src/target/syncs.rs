@@ -204,10 +204,8 @@ impl Syncs {
         match result.and(self.failed().map_or(Ok(()), Err)) {
             Ok(()) => {
                 if let Some(heard) = &self.heard {
-                    let number = self.asks.swap(NONE, Ordering::AcqRel);
-                    if number != NONE {
-                        heard.answered(number);
-                    }
+                    self.asks.store(NONE, Ordering::Release);
+                    heard.answered();
                 }
                 self.synced.fetch_max(target, Ordering::AcqRel);
                 Ok(())
@@ -325,6 +323,12 @@ mod tests {
         assert_eq!(last.due(), Err(Errno::IO), "bytes may be lost");
         let covers = last.due().unwrap().unwrap();
         assert!(last.takes_turn());
+        last.synced(covers, Ok(())).unwrap();
+        last.ends_turn();
+        assert!(last.takes_turn(), "one more is interrupted");
+        let last = next(source);
+        let covers = last.due().unwrap().unwrap();
+        assert!(last.asks().is_some() && last.takes_turn());
         assert_eq!(last.synced(covers, Err(Errno::NOSPC)), Err(Errno::NOSPC));
         last.ends_turn();
         assert_eq!(next(source).due(), Err(Errno::NOSPC));

@@ -16,7 +16,7 @@ use becket_uapi::block;
 use super::changes::Changes;
 use super::compare::{self, Progress};
 use crate::client::detach::users_at;
-use crate::contract::{DeviceInfo, Error, ErrorKind, User, ending, shape};
+use crate::contract::{DeviceInfo, Error, ErrorKind, User, WRITE_BACK, ending, shape};
 use crate::control::health;
 use crate::record::judge::disk_of;
 use crate::record::runtime::Runtime;
@@ -210,7 +210,7 @@ impl Caches {
     /// Writes back what programs have written to the device through them.
     pub(super) fn write_back(&self) -> Result<(), Error> {
         self.0.iter().try_for_each(|(path, device)| {
-            aside(path, device, File::sync_all)?.map_err(Error::io("write back", path))
+            aside(path, device, File::sync_all)?.map_err(Error::io(WRITE_BACK, path))
         })
     }
 }

@@ -111,9 +111,10 @@ impl Heard {
         self.words[SYNCING].store(1, SeqCst);
     }
 
-    /// The description of that number has said that all is well: it can be asked again.
-    pub fn answered(&self, number: usize) {
-        self.asked(number);
+    /// A sync has said that all is well since the device was attached, or that what may have been lost before
+    /// was reported: all descriptions can be asked of what comes.
+    pub fn answered(&self) {
+        self.asked(0);
     }
 
     fn asked(&self, count: usize) {
@@ -150,16 +151,19 @@ mod tests {
         let second = next(&first);
         assert_eq!(second.before(), Before::Ask(0));
         second.begins(Some(0));
-        second.answered(0);
+        second.answered();
         second.ended();
         assert_eq!(next(&second).before(), Before::Well);
-        second.begins(None);
-        for number in 0..UNUSED {
-            let next = next(&second);
-            assert_eq!(next.before(), Before::Ask(number), "it has answered, or was not asked yet");
-            next.begins(Some(number));
+        for _ in 0..3 {
+            second.begins(None);
+            for number in 0..UNUSED {
+                let next = next(&second);
+                assert_eq!(next.before(), Before::Ask(number), "nobody has heard what the last was answered");
+                next.begins(Some(number));
+            }
+            assert_eq!(next(&second).before(), Before::Unknown);
+            second.answered();
         }
-        assert_eq!(next(&second).before(), Before::Unknown);
         second.failed(5);
         second.ended();
         assert_eq!(next(&second).before(), Before::Failed(5));

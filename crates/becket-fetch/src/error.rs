@@ -101,8 +101,8 @@ pub enum Error {
     },
     /// Nothing says where the user's store is.
     #[error(
-        "there is no place for the store: $BECKET_STORE is not set, and neither $XDG_CACHE_HOME nor $HOME to a \
-         directory's whole path"
+        "there is no place for the store: $BECKET_STORE is not set, and neither $XDG_CACHE_HOME nor $HOME to \
+         a directory's whole path"
     )]
     NoStore,
     /// The store on this host fails.

@@ -15,9 +15,9 @@
 //! - **A sync fails.** The data that it should have brought to the disk may be lost although later syncs
 //!   succeed, so nothing is written any more that relies on it: nothing is placed, and no count changes.
 //! - So after a crash clusters may be leaked (counted more often than they are used: `qemu-img check -r
-//!   leaks`), and nothing else is wrong; after a close not even that, unless a write or a sync had failed: then
-//!   it is not known what the file says. The next writer that writes something returns the clusters that
-//!   nothing uses when it closes.
+//!   leaks`), and nothing else is wrong; after a close not even that, unless a write or a sync had failed:
+//!   then it is not known what the file says. The next writer that writes something returns the clusters
+//!   that nothing uses when it closes.
 //! - A file to which nothing is written does not change.
 
 mod leaks;

@@ -44,7 +44,7 @@ fn job(table: &Path, Entry { line, image, device, export, .. }: Entry) -> Job {
     }
 }
 
-/// The line of that name makes no sense, or there is none: then the name may be in a line that cannot be read.
+/// The line of that name makes no sense, or there is none: the name may be in a line that cannot be read.
 fn missing(table: &Path, name: &Path, entries: &[Result<Entry, Wrong>]) -> Failure {
     let table = table.display();
     let wrong = || entries.iter().filter_map(|found| found.as_ref().err());

@@ -24,6 +24,8 @@ pub const LOOP_MAJOR: u32 = 7;
 pub const LOOP_CONTROL: (u32, u32) = (10, 237);
 /// Bytes of the names in [`LoopInfo64`].
 pub const LO_NAME_SIZE: usize = 64;
+/// Where in a file name its mark is: the kernel keeps all bytes but the last.
+const MARK: std::ops::Range<usize> = LO_NAME_SIZE - 1 - size_of::<u64>()..LO_NAME_SIZE - 1;
 
 /// Writes are refused.
 pub const LO_FLAGS_READ_ONLY: u32 = 1;
@@ -99,6 +101,19 @@ impl LoopInfo64 {
         let length = name.len().min(LO_NAME_SIZE - 1);
         self.lo_file_name = [0; LO_NAME_SIZE];
         self.lo_file_name[..length].copy_from_slice(&name[..length]);
+    }
+
+    /// Puts a number behind the file name's NUL, where no reader of names sees it. A longer name is cut.
+    pub fn set_mark(&mut self, mark: u64) {
+        self.lo_file_name[MARK.start - 1] = 0;
+        self.lo_file_name[MARK].copy_from_slice(&mark.to_le_bytes());
+    }
+
+    /// What is in the place of a mark: that, or a part of a long name.
+    pub fn mark(&self) -> u64 {
+        let mut bytes = [0; size_of::<u64>()];
+        bytes.copy_from_slice(&self.lo_file_name[MARK]);
+        u64::from_le_bytes(bytes)
     }
 }
 
@@ -226,6 +241,9 @@ mod tests {
         assert_eq!(info.lo_file_name[62..], [b'x', 0]);
         info.set_file_name(b"ab");
         assert_eq!(info.lo_file_name[..4], [b'a', b'b', 0, 0], "nothing of the old name is left");
+        info.set_file_name(&[b'x'; 100]);
+        info.set_mark(0x1234_5678_9abc_def0);
+        assert_eq!((info.mark(), &info.lo_file_name[53..55]), (0x1234_5678_9abc_def0, &[b'x', 0][..]));
     }
 
     #[test]

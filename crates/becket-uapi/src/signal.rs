@@ -3,7 +3,9 @@
 
 use rustix::process::Signal;
 use std::{
-    io, mem,
+    io,
+    marker::PhantomData,
+    mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
 };
@@ -85,6 +87,39 @@ impl AsFd for SignalFd {
     }
 }
 
+/// Signals that are held back from this thread until this is dropped, in the same thread. Those that have come
+/// are delivered then.
+#[derive(Debug)]
+pub struct Held {
+    before: libc::sigset_t,
+    /// The mask is the thread's.
+    _here: PhantomData<*const ()>,
+}
+
+impl Held {
+    /// Holds `signals` back, too.
+    ///
+    /// # Errors
+    /// That of pthread_sigmask(3).
+    pub fn back(signals: &[Signal]) -> io::Result<Self> {
+        let set = set_of(signals);
+        let mut before = set_of(&[]);
+        // SAFETY: both sets are valid for the call, and `before` is exclusively ours.
+        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) } {
+            0 => Ok(Self { before, _here: PhantomData }),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: the set is valid for the call; the old mask is not asked for. Setting a mask that was set
+        // before cannot fail.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
+    }
+}
+
 /// Lets `signals` through again in this thread; what is pending is delivered.
 ///
 /// # Errors
@@ -155,6 +190,28 @@ fn change_mask(how: libc::c_int, signals: &[Signal]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_that_is_held_back_comes_later() {
+        std::thread::spawn(|| {
+            let signals = SignalFd::block(&[Signal::USR1]).unwrap();
+            unblock(&[Signal::USR1]).unwrap();
+            let held = Held::back(&[Signal::USR1]).unwrap();
+            // SAFETY: sends this thread a signal that it holds back.
+            assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) }, 0);
+            // Not delivered, or it would have ended the test.
+            assert_eq!(signals.take().unwrap().map(|came| came.signal), Some(Signal::USR1));
+            drop(held);
+            let inner = Held::back(&[Signal::USR1]).unwrap();
+            drop(Held::back(&[Signal::USR1]).unwrap());
+            // SAFETY: as above; the inner one left what the outer one holds back.
+            assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) }, 0);
+            assert!(signals.take().unwrap().is_some());
+            drop(inner);
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn a_signal_is_read_instead_of_delivered() {

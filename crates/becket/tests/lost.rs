@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 
-use becket_testkit::{image, require_device, require_fuse, skip, tool, via, wait_until};
+use becket_testkit::{
+    image, require_device, require_fuse, require_loop, require_tools, skip, tool, via, wait_until,
+};
 use common::disturb::{PATIENCE, SUPERVISOR, WORKER, await_device};
 use common::load::{Aligned, BLOCK};
 use common::page::direct;
@@ -187,4 +189,72 @@ fn fuse_device_thaws_under_the_next_supervisor() {
     let ran = place.run(["set", "--read-only", "off", "reading"]);
     assert!(ran.code == 1 && ran.err.contains("read"), "{ran:?}");
     place.ok(["detach", "--all"]);
+}
+
+/// The loop devices of a file, whoever made them.
+fn loops_of(image: &Path) -> Vec<PathBuf> {
+    let disks = fs::read_dir("/sys/block").unwrap().map(|disk| disk.unwrap().path());
+    let of_image = |disk: &PathBuf| {
+        fs::read_to_string(disk.join("loop/backing_file"))
+            .is_ok_and(|path| Path::new(path.trim_end()) == image)
+    };
+    disks.filter(of_image).map(|disk| Path::new("/dev").join(disk.file_name().unwrap())).collect()
+}
+
+/// The first thing that an attach does with a device's record is to reserve its room: the loop device is there
+/// then, and in no record.
+#[test]
+fn an_attach_that_is_ended_leaves_no_device_without_a_record() {
+    let name = "lost::an_attach_that_is_ended_leaves_no_device_without_a_record";
+    if !require_loop(name) || !require_tools(name, &["strace"]) {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("x.img");
+    image::sparse(&image, 1 << 20);
+    let becket = env!("CARGO_BIN_EXE_becket");
+    let ended_by = |signal: &str| {
+        let mut strace = Command::new("strace");
+        place.prepare(&mut strace);
+        let inject = format!("inject=fallocate:signal={signal}:when=1");
+        strace.args(["-qq", "-o", "/dev/null", "-e", "trace=fallocate", "-e", &inject, becket]);
+        let ran = place.finish(strace.args(["attach", "--via", "loop", "x.img"]));
+        assert!(ran.code != 0, "{signal}: {ran:?}");
+    };
+    let left = || {
+        let files =
+            fs::read_dir(place.runtime().join("devices")).unwrap().map(|file| file.unwrap().file_name());
+        files.filter(|file| file.to_string_lossy().ends_with(".new")).count()
+    };
+    for signal in ["TERM", "INT", "HUP"] {
+        ended_by(signal);
+        let device = loops_of(&image).pop().expect("it was on its way, and is in a record");
+        assert_eq!((place.devices().len(), left()), (1, 0), "{signal}");
+        place.ok(["detach", device.to_str().unwrap()]);
+    }
+    // A limit on the size of files, before and after the device is made.
+    for limit in ["0", "1"] {
+        let mut limited = Command::new("sh");
+        place.prepare(&mut limited);
+        let line = format!("ulimit -f {limit}; exec {becket} attach --via loop x.img");
+        let ran = place.finish(limited.args(["-c", &line]));
+        assert!(ran.code != 0, "{ran:?}");
+        assert_eq!((loops_of(&image), left()), (Vec::new(), 0), "{limit}: {ran:?}");
+    }
+    // Nothing delays this one.
+    for next in ["list", "attach", "detach"] {
+        ended_by("KILL");
+        let device = loops_of(&image).pop().expect("it was killed after that").display().to_string();
+        let ran = match next {
+            "list" => place.run(["list"]),
+            "attach" => place.run(["attach", "--via", "loop", "x.img"]),
+            _ => place.run(["detach", &device]),
+        };
+        assert!(ran.err.contains(&device) && ran.err.contains("was killed"), "{next}: {ran:?}");
+        assert_eq!(ran.code, i32::from(next == "detach"), "{ran:?}");
+        if next == "attach" {
+            place.ok(["detach", "x.img"]);
+        }
+        assert_eq!((loops_of(&image), left()), (Vec::new(), 0), "{next}");
+    }
 }

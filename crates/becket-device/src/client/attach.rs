@@ -12,7 +12,7 @@ use crate::client::doorway::Doorway;
 use crate::client::holder::blame;
 use crate::client::kernel_made;
 use crate::client::lease::{Held, Lease};
-use crate::client::{kernel_drivers, planner, user_devices};
+use crate::client::{kernel_drivers, planner, unfinished, user_devices};
 use crate::contract::messages::{Attach, OneDevice};
 use crate::contract::sealed;
 use crate::contract::spec::{Backing, facts_of};
@@ -202,7 +202,13 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
 
 /// Opens an image as far as the planner has to know it; who serves it completes that.
 pub(crate) fn open(store: &Store, image: &Path, how: &OpenOptions) -> Result<Opened, Error> {
-    let opened = becket_image::open_to_serve(image, how).map_err(|error| blame(store, image, how, error))?;
+    let again = |error: becket_image::Error| match error.kind() {
+        // Perhaps by what a command has left that was killed.
+        becket_image::ErrorKind::InUse if unfinished::clear(store) => becket_image::open_to_serve(image, how),
+        _ => Err(error),
+    };
+    let opened = becket_image::open_to_serve(image, how).or_else(again);
+    let opened = opened.map_err(|error| blame(store, image, how, error))?;
     // A writer has asked for the claim of the devices below, and readers for the locks; device-mapper has
     // none.
     match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !how.shared) {

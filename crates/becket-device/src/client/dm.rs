@@ -16,7 +16,13 @@ use crate::system::describe::partitions_as;
 pub(crate) struct Mapper;
 
 impl KernelDriver for Mapper {
-    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
+    fn make(
+        &self,
+        opened: &Opened,
+        options: &AttachOptions,
+        leased: bool,
+        _: u64,
+    ) -> Result<KernelDevice, Error> {
         make(opened, options, leased)
     }
 

@@ -14,6 +14,11 @@ pub(crate) fn of(kind: Kind) -> Option<&'static dyn KernelDriver> {
     DRIVERS.iter().find(|(its, _)| *its == kind).map(|(_, driver)| *driver)
 }
 
+/// All of them.
+pub(crate) fn all() -> impl Iterator<Item = &'static dyn KernelDriver> {
+    DRIVERS.iter().map(|(_, driver)| *driver)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,32 +1,41 @@
 //! A device that the kernel alone serves, of whichever driver: named, made, recorded, linked, leased.
-//! It never leaves one behind that is not in a record.
+//! It never leaves one behind that is not in a record, unless it is killed by SIGKILL: then the next command that
+//! looks for devices finds it by a note (`unfinished`).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 
 use becket_engine::Summary;
-use becket_image::{Opened, Partition};
+use becket_image::{Opened, Partition, Source};
 use becket_transport::node::KernelPartition;
 use becket_uapi::block;
+use becket_uapi::signal::Held;
+use rustix::process::Signal;
 use tracing::warn;
 
-use crate::client::lease::Held;
+use crate::client::lease;
 use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan, versions};
 use crate::record::device::Device;
 use crate::record::judge::disk_name;
-use crate::record::store::Store;
-use crate::record::{links, nodes, register};
+use crate::record::store::{Note, Store};
+use crate::record::{links, mark, nodes, register};
 use crate::system::describe::{partitions_as, unasked_read_only};
 use crate::system::process::ProcessId;
 
+/// What would end this process between the making of a device and its record; the last one comes of a limit on
+/// the size of files.
+const ENDING: [Signal; 5] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::XFSZ];
+
 /// A driver of the kernel's by which the client makes devices that need no server.
 pub(crate) trait KernelDriver: Sync {
-    /// Makes a device of an image.
+    /// Makes a device of an image, one with that mark where the driver is given any.
     fn make(
         &self,
         opened: &Opened,
         options: &AttachOptions,
         leased: bool,
+        mark: u64,
     ) -> Result<KernelDevice, becket_transport::Error>;
     /// Whether only trying shows that it can have an image.
     fn may_refuse(&self) -> bool;
@@ -43,6 +52,11 @@ pub(crate) trait KernelDriver: Sync {
     fn partitions(&self, info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition>;
     /// Has the kernel take over a table, and says in the device's record what came of it.
     fn repartition(&self, device: &mut Device, table: &[Partition]) -> Result<(), becket_transport::Error>;
+    /// Detaches the device that was noted, whose maker died before it was in a record; its node, where there was
+    /// one. One in use goes with its last user.
+    fn abandoned(&self, _: &Note) -> Result<Option<PathBuf>, becket_transport::Error> {
+        Ok(None)
+    }
     /// Clears what a device that others removed has left behind.
     fn removed(&self, _: &Device) {}
     /// What the kernel's numbers of a device are, for people.
@@ -79,11 +93,18 @@ pub(crate) fn attach(
     plan: &Plan,
     leased: bool,
     driver: &dyn KernelDriver,
-) -> Result<(DeviceInfo, Option<Held>), Error> {
+) -> Result<(DeviceInfo, Option<lease::Held>), Error> {
     let numbers = opened.partitions.iter().map(|partition| partition.number);
     let claim = register::claim(store, options.name.as_deref(), &opened.path, numbers)?;
-    let mut made =
-        Unfinished { made: driver.make(opened, options, leased).map_err(Error::Device)?, finished: false };
+    // What ends this process waits until the device is in a record, or gone. Nothing delays SIGKILL: the note
+    // says what to look for then.
+    let _held = Held::back(&ENDING).map_err(Error::io("hold back signals for", &opened.path))?;
+    let mark = mark::new(store.runtime());
+    let _note = store.note(mark, backing_of(opened))?;
+    let mut made = Unfinished {
+        made: driver.make(opened, options, leased, mark).map_err(Error::Device)?,
+        finished: false,
+    };
     let disk = disk_name(plan.kind, made.made.number);
     let info = describe(opened, options, plan, &mut made.made);
     let mut record = Device {
@@ -103,8 +124,15 @@ pub(crate) fn attach(
     }
     let fds = made.finish();
     let info = record.info.clone();
-    let held = leased.then(|| Held::Kernel { fds, store: store.clone(), device: Box::new(record) });
+    let held = leased.then(|| lease::Held::Kernel { fds, store: store.clone(), device: Box::new(record) });
     Ok((info, held))
+}
+
+/// What the kernel calls the file that the device is over.
+fn backing_of(opened: &Opened) -> PathBuf {
+    let file = opened.sources.first().and_then(Source::file).map(|file| file.buffered.as_raw_fd());
+    let named = file.and_then(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).ok());
+    named.unwrap_or_else(|| opened.path.clone())
 }
 
 /// A device that is taken away again when something after its making fails.

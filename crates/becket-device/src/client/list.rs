@@ -12,7 +12,7 @@ use becket_transport::aside::within;
 use becket_transport::sysfs;
 use tracing::warn;
 
-use crate::client::{kernel_drivers, partitions};
+use crate::client::{kernel_drivers, partitions, unfinished};
 use crate::contract::messages::{Devices, Nothing};
 use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, Spec};
 use crate::control::client;
@@ -117,6 +117,7 @@ pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
 }
 
 fn found(store: &Store) -> Result<Records, Error> {
+    unfinished::clear(store);
     let found = recorded(store)?;
     if !lacks_records(store, &found) {
         return Ok(found);

@@ -1,18 +1,21 @@
 //! A device of the kernel's loop driver.
 //! It knows what the driver is asked and how that is taken back; records are the next room's.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use becket_image::{DirectIo, Opened, Partition, Source};
 use becket_transport::Error;
 use becket_transport::loop_::{self, Cleared, LoopOptions};
 use becket_transport::node::{self, KernelPartition};
+use becket_transport::sysfs;
 
 use crate::client::kernel_made::{KernelDevice, KernelDriver};
 use crate::contract::{AttachOptions, DeviceInfo, Partitions};
 use crate::record::device::Device;
 use crate::record::judge::disk_of;
 use crate::record::nodes;
+use crate::record::store::Note;
 use crate::system::describe::partitions_as;
 
 /// How long partitions that the kernel has been given may take to appear.
@@ -22,8 +25,20 @@ const APPEAR: Duration = Duration::from_secs(5);
 pub(crate) struct Loop;
 
 impl KernelDriver for Loop {
-    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
-        make(opened, options, leased)
+    fn make(
+        &self,
+        opened: &Opened,
+        options: &AttachOptions,
+        leased: bool,
+        mark: u64,
+    ) -> Result<KernelDevice, Error> {
+        make(opened, options, leased, mark)
+    }
+
+    fn abandoned(&self, note: &Note) -> Result<Option<PathBuf>, Error> {
+        let Some((number, diskseq)) = loop_::marked(note.mark, &note.backing)? else { return Ok(None) };
+        gone(loop_::detach(number, Some(diskseq), Some(Duration::from_secs(1))).map(|_| true))?;
+        Ok(Some(sysfs::node(&format!("loop{number}"))))
     }
 
     fn may_refuse(&self) -> bool {
@@ -84,7 +99,7 @@ fn gone(gone: Result<bool, Error>) -> Result<bool, Error> {
     }
 }
 
-fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
+fn make(opened: &Opened, options: &AttachOptions, leased: bool, mark: u64) -> Result<KernelDevice, Error> {
     // Without a table there is nothing to wait for.
     let partitions = options.partitions != Partitions::Off && !opened.partitions.is_empty();
     let device = loop_::attach(
@@ -95,6 +110,7 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Kernel
             rereads: options.partitions != Partitions::Off,
             direct_io: options.open.direct_io,
             fixed_size: options.open.size_limit.is_some(),
+            mark,
         },
     )?;
     let disk = format!("loop{}", device.number);
@@ -102,7 +118,7 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Kernel
         number: device.number,
         path: device.path,
         diskseq: device.diskseq,
-        mark: 0,
+        mark,
         counted_before: device.counted_before,
         fds: vec![device.fd],
         direct_io: device.direct_io,

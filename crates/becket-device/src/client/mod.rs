@@ -20,6 +20,7 @@ mod provide;
 mod publish;
 mod set;
 mod stat;
+mod unfinished;
 mod unrecorded;
 mod user_devices;
 

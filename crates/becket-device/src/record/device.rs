@@ -20,7 +20,8 @@ pub(crate) struct Device {
     pub(crate) keeper: Option<ProcessId>,
     /// ublk: added to the kernel but not started yet, so it has no disk.
     pub(crate) starting: bool,
-    /// ublk: the number that the kernel keeps with the device, by which it is known for ours.
+    /// The number that the kernel keeps with the device, by which it is known for ours; 0 in records of loop
+    /// devices of older versions.
     pub(crate) mark: u64,
     /// Its user wants no partitions of it (`--partitions off`), or the kernel allows none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

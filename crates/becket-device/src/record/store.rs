@@ -24,6 +24,7 @@
 //! ([0182](../../../../docs/decisions/0182-records-are-not-synced.md)). A full disk shows as a device's
 //! record is made: its room is reserved then.
 
+mod left;
 mod order;
 mod reading;
 
@@ -36,6 +37,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use becket_uapi::lock::{LockKind, ofd_lock_wait, ofd_unlock};
+pub(crate) use left::Note;
 pub(crate) use reading::{Entry, Record};
 use reading::{Looked, same_use};
 use rustix::fs::{CWD, RenameFlags};
@@ -336,10 +338,14 @@ impl Store {
     }
 
     fn prepare_text(&self, name: &str, text: &[u8], of_device: bool) -> io::Result<Prepared> {
+        Prepared::write(self.beside(name), &self.path(name), text, of_device)
+    }
+
+    /// A file that is read as no record.
+    fn beside(&self, name: &str) -> PathBuf {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
-        Prepared::write(beside, &self.path(name), text, of_device)
+        self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()))
     }
 
     /// A record as it stands in its file.
@@ -439,7 +445,7 @@ impl Prepared {
 }
 
 /// The file of a record that is not in its place.
-struct Beside {
+pub(crate) struct Beside {
     path: PathBuf,
     there: bool,
 }

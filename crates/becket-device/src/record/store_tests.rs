@@ -1,7 +1,6 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
-use std::time::{Duration, SystemTime};
 
 use becket_image::Identity;
 use becket_transport::Kind;
@@ -222,17 +221,26 @@ fn what_the_dead_left_half_written_goes_and_what_is_being_written_stays() {
     let (_temp, store) = store();
     let good = device("good", 1);
     store.claim("good", Path::new(IMAGE), |_| true).unwrap().fill(&good).unwrap();
-    let names = [".good.17.0.new", ".other.18.3.new", ".lock"];
+    // A number that no process has, one of a process that lives, and another file.
+    let names =
+        [format!(".good.{}.0.new", u32::MAX), format!(".other.{}.3.new", std::process::id()), ".lock".into()];
     let paths = names.map(|name| store.runtime.records().join(name));
-    let hour_ago = SystemTime::now() - Duration::from_secs(3600);
-    for (path, old) in paths.iter().zip([true, false, true]) {
-        let file = File::create(path).unwrap();
-        if old {
-            file.set_modified(hour_ago).unwrap();
-        }
-    }
-    store.sweep();
-    assert_eq!(paths.map(|path| path.exists()), [false, true, true]);
+    paths.iter().for_each(|path| drop(File::create(path).unwrap()));
+    let marks =
+        || store.left().iter().map(|left| left.note.as_ref().map(|note| note.mark)).collect::<Vec<_>>();
+    assert_eq!(marks(), [None]);
+    store.left().iter().for_each(left::Left::forget);
+    assert_eq!(paths.each_ref().map(|path| path.exists()), [false, true, true]);
+
+    let note = store.note(77, IMAGE.into()).unwrap();
+    assert_eq!(marks(), []);
+    // Its number is another process's by now.
+    let text = fs::read_to_string(&note.path).unwrap();
+    let own = ProcessId::own();
+    fs::write(&note.path, text.replace(&own.start.to_string(), &(own.start + 1).to_string())).unwrap();
+    assert_eq!(marks(), [Some(77)]);
+    drop(note);
+    assert_eq!(marks(), []);
     assert_eq!(store.entries().unwrap().len(), 1);
 }
 

@@ -46,6 +46,8 @@ pub struct LoopOptions {
     pub direct_io: DirectIo,
     /// The length was chosen by the user, so [`refresh`](super::refresh) must not grow it.
     pub fixed_size: bool,
+    /// By which [`marked`](super::marked) finds it; 0 for none.
+    pub mark: u64,
 }
 
 impl Default for LoopOptions {
@@ -56,6 +58,7 @@ impl Default for LoopOptions {
             rereads: false,
             direct_io: DirectIo::Auto,
             fixed_size: false,
+            mark: 0,
         }
     }
 }
@@ -138,6 +141,9 @@ fn counted_before(device: &File, number: u32, begun: Timespec) -> Option<Summary
 fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: bool) -> uapi::LoopConfig {
     let mut info = uapi::LoopInfo64 { lo_offset: range.offset, ..uapi::LoopInfo64::default() };
     info.set_file_name(opened.path.as_os_str().as_bytes());
+    if options.mark != 0 {
+        info.set_mark(options.mark);
+    }
     // The driver itself counts whole sectors up to the end of the file. If that is what is wanted there is no
     // limit, so that the device can grow with its file.
     let whole = range.file.facts.size.saturating_sub(range.offset) / 512 * 512 == range.len;

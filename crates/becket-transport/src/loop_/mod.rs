@@ -15,7 +15,7 @@ pub use attach::{LoopDevice, LoopOptions, attach};
 pub use change::{change_image, set_size_limit};
 pub use detach::{Cleared, detach, detach_unused, refresh, thaw};
 pub use direct::set_direct_io;
-pub use status::{LoopStatus, numbers, status};
+pub use status::{LoopStatus, marked, numbers, status};
 
 use std::fs::File;
 

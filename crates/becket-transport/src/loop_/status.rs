@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use becket_uapi::{block, loop_ as uapi};
@@ -62,6 +62,31 @@ pub fn numbers() -> Vec<u32> {
         .collect();
     numbers.sort_unstable();
     numbers
+}
+
+/// The number and the sequence number of the device with that mark, where the kernel has sequence numbers. Only
+/// devices over the file at `backing`, as the kernel calls it, are asked: others may have one that does not
+/// answer.
+///
+/// # Errors
+/// Such a device cannot be opened, or the file system of its image does not answer.
+pub fn marked(mark: u64, backing: &Path) -> Result<Option<(u32, u64)>, Error> {
+    let deleted = [backing.as_os_str().as_bytes(), b" (deleted)"].concat();
+    let is_over = |number: &u32| {
+        let found = backing_of(&name(*number), &uapi::LoopInfo64::default());
+        found == backing || found.as_os_str().as_bytes() == deleted
+    };
+    for number in numbers().into_iter().filter(is_over) {
+        let device = open_device(number, false)?;
+        match reported(number, &device) {
+            Ok(info) if info.mark() == mark => {
+                return Ok(block::diskseq(device.as_fd()).ok().map(|diskseq| (number, diskseq)));
+            }
+            Ok(_) | Err(Error::NotAttached { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 /// What the kernel knows of device `number`; `None` when it is not bound or not there.

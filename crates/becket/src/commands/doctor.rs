@@ -19,10 +19,11 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
     let kernel = uname.release().to_string_lossy().into_owned();
     let privileges = Privileges::ours();
     let cgroup = cgroup();
+    // First: what a killed command has left goes, and is not counted.
+    let ailing = becket_device::ailing();
     let transports = becket_device::doctor();
     let facilities = becket_device::facilities();
     let server = server();
-    let ailing = becket_device::ailing();
     if ui.json {
         let transports: Vec<_> = transports
             .iter()

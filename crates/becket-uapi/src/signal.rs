@@ -87,8 +87,8 @@ impl AsFd for SignalFd {
     }
 }
 
-/// Signals that are held back from this thread until this is dropped, in the same thread. Those that have come
-/// are delivered then.
+/// Signals that are held back from this thread until this is dropped, in the same thread. Those that have
+/// come are delivered then.
 #[derive(Debug)]
 pub struct Held {
     before: libc::sigset_t,

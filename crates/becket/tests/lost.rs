@@ -201,8 +201,8 @@ fn loops_of(image: &Path) -> Vec<PathBuf> {
     disks.filter(of_image).map(|disk| Path::new("/dev").join(disk.file_name().unwrap())).collect()
 }
 
-/// The first thing that an attach does with a device's record is to reserve its room: the loop device is there
-/// then, and in no record.
+/// The first thing that an attach does with a device's record is to reserve its room: the loop device is
+/// there then, and in no record.
 #[test]
 fn an_attach_that_is_ended_leaves_no_device_without_a_record() {
     let name = "lost::an_attach_that_is_ended_leaves_no_device_without_a_record";

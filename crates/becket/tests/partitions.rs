@@ -421,6 +421,7 @@ fn one_link_for_two(name: &str, via: &str) {
     let said = ran.err.contains("newp1") && ran.err.contains(&x.display().to_string());
     assert!(ran.code == 0 && said, "{ran:?}");
     assert_eq!((leads("newp1"), leads("newp2")), (x, PathBuf::from(format!("{}p2", new.display()))));
+    place.ok(["refresh", "newp1"]);
     place.ok(["detach", "new"]);
     assert!(place.links().join("newp1").exists() && !place.links().join("newp2").is_symlink());
     place.ok(["detach", "newp1"]);

@@ -1,6 +1,6 @@
 //! A device that the kernel alone serves, of whichever driver: named, made, recorded, linked, leased.
-//! It never leaves one behind that is not in a record, unless it is killed by SIGKILL: then the next command that
-//! looks for devices finds it by a note (`unfinished`).
+//! It never leaves one behind that is not in a record, unless it is killed by SIGKILL: then the next command
+//! that looks for devices finds it by a note (`unfinished`).
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -23,8 +23,8 @@ use crate::record::{links, mark, nodes, register};
 use crate::system::describe::{partitions_as, unasked_read_only};
 use crate::system::process::ProcessId;
 
-/// What would end this process between the making of a device and its record; the last one comes of a limit on
-/// the size of files.
+/// What would end this process between the making of a device and its record; the last one comes of a limit
+/// on the size of files.
 const ENDING: [Signal; 5] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::XFSZ];
 
 /// A driver of the kernel's by which the client makes devices that need no server.
@@ -52,8 +52,8 @@ pub(crate) trait KernelDriver: Sync {
     fn partitions(&self, info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition>;
     /// Has the kernel take over a table, and says in the device's record what came of it.
     fn repartition(&self, device: &mut Device, table: &[Partition]) -> Result<(), becket_transport::Error>;
-    /// Detaches the device that was noted, whose maker died before it was in a record; its node, where there was
-    /// one. One in use goes with its last user.
+    /// Detaches the device that was noted, whose maker died before it was in a record; its node, where there
+    /// was one. One in use goes with its last user.
     fn abandoned(&self, _: &Note) -> Result<Option<PathBuf>, becket_transport::Error> {
         Ok(None)
     }

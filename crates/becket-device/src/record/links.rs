@@ -33,7 +33,8 @@ pub(crate) fn are_free(
         if let Some(taken) = store.taken(&link, |device| lives(&System, device))? {
             let message = format!("no device with a partition {number} can be called {name}: {taken}");
             let hint = format!(
-                "choose another --name, attach it with --partitions off, or detach the other first: becket detach {link}"
+                "choose another --name, attach it with --partitions off, or detach the other first: becket \
+                 detach {link}"
             );
             return Err(Error::Failed { kind: ErrorKind::NameInUse, message, hint: Some(hint) });
         }
@@ -62,8 +63,14 @@ fn taken_by_partition(store: &Store, link: &str) -> Result<Option<Error>, Error>
 
 /// That another device has a link that this one or a partition of it would have.
 fn of_another(store: &Store, info: &DeviceInfo, link: &str) -> Option<Error> {
+    let leads_elsewhere = || {
+        let found = fs::read_link(path(store.runtime(), link));
+        found.is_ok_and(|found| found != info.device)
+    };
     let taken = match link == info.name {
-        true => taken_by_partition(store, link),
+        // It was made while the name was being taken.
+        true if leads_elsewhere() => taken_by_partition(store, link),
+        true => return None,
         false => store.taken(link, |device| lives(&System, device)),
     };
     // What cannot be read has no link.

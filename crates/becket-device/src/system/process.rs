@@ -53,8 +53,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
 impl ProcessId {
     /// Whether it is stopped, by a signal or by a debugger: it lives and does nothing. A program that is
-    /// traced stops at each of its system calls for a moment, which does not count: it is looked at again, and
-    /// has run meanwhile.
+    /// traced stops at each of its system calls for a moment, which does not count: it is looked at again,
+    /// and has run meanwhile.
     pub(crate) fn stopped(self) -> bool {
         let Some(halts) = self.halts() else { return false };
         (1..LOOKS).all(|_| {

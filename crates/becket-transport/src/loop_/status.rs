@@ -64,9 +64,9 @@ pub fn numbers() -> Vec<u32> {
     numbers
 }
 
-/// The number and the sequence number of the device with that mark, where the kernel has sequence numbers. Only
-/// devices over the file at `backing`, as the kernel calls it, are asked: others may have one that does not
-/// answer.
+/// The number and the sequence number of the device with that mark, where the kernel has sequence numbers.
+/// Only devices over the file at `backing`, as the kernel calls it, are asked: others may have one that does
+/// not answer.
 ///
 /// # Errors
 /// Such a device cannot be opened, or the file system of its image does not answer.

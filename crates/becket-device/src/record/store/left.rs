@@ -1,4 +1,5 @@
-//! Files beside the records: notes of devices that are being made, and what those left who died while they wrote.
+//! Files beside the records: notes of devices that are being made, and what those left who died while they
+//! wrote.
 //! No record is touched here.
 
 use std::fs::{self, File};

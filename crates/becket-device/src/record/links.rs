@@ -29,7 +29,7 @@ pub(crate) fn are_free(
         return Err(taken);
     }
     for number in partitions {
-        let link = of_partition(name, number);
+        let link = udev::of_partition(name, number);
         if let Some(taken) = store.taken(&link, |device| lives(&System, device))? {
             let message = format!("no device with a partition {number} can be called {name}: {taken}");
             let hint = format!(
@@ -45,7 +45,8 @@ pub(crate) fn are_free(
 /// Which device's partition has the link of that name, as one who wants it is answered.
 fn taken_by_partition(store: &Store, link: &str) -> Result<Option<Error>, Error> {
     let split = link.rsplit_once('p').and_then(|(disk, number)| Some((disk, number.parse().ok()?)));
-    let Some((disk, number)) = split.filter(|(disk, number)| of_partition(disk, *number) == link) else {
+    let Some((disk, number)) = split.filter(|(disk, number)| udev::of_partition(disk, *number) == link)
+    else {
         return Ok(None);
     };
     let has_it = |device: &Device| {
@@ -135,16 +136,11 @@ pub(crate) fn path(runtime: &Runtime, name: &str) -> PathBuf {
     runtime.links().join(name)
 }
 
-/// What the link of a device's partition is called.
-pub(crate) fn of_partition(name: &str, number: u32) -> String {
-    format!("{name}p{number}")
-}
-
 fn wanted(info: &DeviceInfo) -> Vec<(String, PathBuf)> {
     let partitions = info
         .partitions
         .iter()
-        .map(|partition| (of_partition(&info.name, partition.number), partition.device.clone()));
+        .map(|partition| (udev::of_partition(&info.name, partition.number), partition.device.clone()));
     std::iter::once((info.name.clone(), info.device.clone())).chain(partitions).collect()
 }
 

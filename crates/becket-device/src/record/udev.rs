@@ -18,7 +18,6 @@ use tracing::warn;
 
 use crate::contract::{DeviceInfo, shape};
 use crate::record::judge::disk_of;
-use crate::record::links::of_partition;
 use crate::record::runtime::Runtime;
 
 /// There while udev's daemon runs.
@@ -90,6 +89,11 @@ fn write(dir: &Path, diskseq: u64, name: &str) -> io::Result<()> {
 /// A line as udev's `IMPORT{file}` reads it. Names hold nothing that would have to be quoted.
 fn property(name: &str) -> String {
     format!("BECKET_NAME={name}\n")
+}
+
+/// What the link of a device's partition is called.
+pub(crate) fn of_partition(name: &str, number: u32) -> String {
+    format!("{name}p{number}")
 }
 
 #[cfg(test)]

@@ -237,7 +237,7 @@ fn descriptors(process: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|item| item.path());
     let mut own = entries(process.join("fd")).peekable();
     let tasks = process.join("task");
-    // Threads of the kernel have none, and are alone: a directory has two links besides those of what is in it.
+    // Threads of the kernel have none, and are alone. A directory has two links of its own.
     let has_others = own.peek().is_none() && fs::metadata(&tasks).is_ok_and(|tasks| tasks.nlink() > 3);
     let others = has_others.then(|| entries(tasks));
     let of_others = others.into_iter().flatten().flat_map(move |thread| entries(thread.join("fd")));

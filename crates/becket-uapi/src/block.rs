@@ -19,6 +19,9 @@ const BLKIOOPT: Opcode = none(0x12, 121);
 const BLKROTATIONAL: Opcode = none(0x12, 126);
 const BLKGETDISKSEQ: Opcode = read::<u64>(0x12, 128);
 
+/// Its number, which all architectures share. Linux 6.5.
+const SYS_CACHESTAT: libc::c_long = 451;
+
 const BLKPG_ADD_PARTITION: c_int = 1;
 const BLKPG_DEL_PARTITION: c_int = 2;
 const BLKPG_RESIZE_PARTITION: c_int = 3;
@@ -55,6 +58,38 @@ pub fn logical_block_size(device: BorrowedFd<'_>) -> io::Result<u32> {
 /// Physical block size in bytes.
 pub fn physical_block_size(device: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(rustix::fs::ioctl_blkpbszget(device)?)
+}
+
+/// `struct cachestat`: pages.
+#[repr(C)]
+#[derive(Default)]
+struct CacheStat {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Whether the page cache of the device has what has not reached the device. Linux 6.5.
+pub fn is_dirty(device: BorrowedFd<'_>) -> io::Result<bool> {
+    // `struct cachestat_range`: from the start to the end.
+    let range = [0_u64; 2];
+    let mut found = CacheStat::default();
+    // SAFETY: the kernel reads two integers from `range` and writes a `struct cachestat` to `found`.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            device.as_raw_fd(),
+            std::ptr::from_ref(&range),
+            std::ptr::from_mut(&mut found),
+            0,
+        )
+    };
+    match result {
+        0 => Ok(found.dirty > 0 || found.writeback > 0),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// `struct blkpg_partition`.

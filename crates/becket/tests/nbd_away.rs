@@ -238,6 +238,42 @@ fn fuse_a_change_that_needs_the_server_says_at_once_that_it_is_away() {
     place.ok(["detach", "--all"]);
 }
 
+/// Of a device to which nothing was written, nothing has to reach the server; of one past whose page cache
+/// something was, all of it has to.
+#[test]
+fn fuse_a_clean_device_becomes_read_only_without_its_server() {
+    let name = "nbd_away::fuse_a_clean_device_becomes_read_only_without_its_server";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let mut server = Server::nbdkit(&ext4(&place), &[]);
+    for written in [true, false] {
+        let disk = attach(&place, &[&server.uri(""), "--name", "disk"]);
+        let user = common::page::direct(&disk);
+        if written {
+            common::page::write(&user, 1 << 20, 7).unwrap();
+        } else {
+            common::page::read(&user, 1 << 20).unwrap();
+        }
+        server.die();
+        let mut freeze = place.becket();
+        freeze.args(["set", "disk", "--read-only", "on"]).stderr(Stdio::piped());
+        let mut freeze = freeze.spawn().unwrap();
+        let ended = wait_until(Duration::from_secs(30), || freeze.try_wait().unwrap().is_some());
+        server.again();
+        let ran = freeze.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ended, ran.status.code()), (true, Some(written.into())), "{said}");
+        assert!(!written || (said.contains("does not answer") && said.contains("refused")), "{said}");
+        assert_eq!(only(&place)["read_only"], !written);
+        assert_eq!(common::page::write(&user, 1 << 20, 8).is_ok(), written);
+        drop(user);
+        // The server has lost what was not flushed, and that is said.
+        assert_eq!(place.run(["detach", "disk"]).code, i32::from(written));
+    }
+}
+
 /// No device follows another limit of what is on a server, which is therefore not asked.
 #[test]
 fn fuse_a_limit_is_refused_without_asking_a_silent_server() {

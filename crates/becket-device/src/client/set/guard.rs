@@ -198,13 +198,25 @@ pub(super) struct Caches(Vec<(PathBuf, File)>);
 
 impl Caches {
     pub(super) fn of(info: &DeviceInfo) -> Result<Caches, Error> {
-        let open = |path: PathBuf| {
-            let device = File::open(&path).map_err(Error::io("open", &path))?;
+        let caches = Caches::open(info)?;
+        caches.0.iter().try_for_each(|(path, device)| {
             // An earlier error is taken here, and does not count.
-            let _ = aside(&path, &device, |device| block::await_write_back(device.as_fd()))?;
-            Ok((path, device))
+            aside(path, device, |device| block::await_write_back(device.as_fd())).map(drop)
+        })?;
+        Ok(caches)
+    }
+
+    fn open(info: &DeviceInfo) -> Result<Caches, Error> {
+        let open = |path: PathBuf| match File::open(&path) {
+            Ok(device) => Ok((path, device)),
+            Err(error) => Err(Error::io("open", &path)(error)),
         };
         nodes(info).map(open).collect::<Result<_, _>>().map(Caches)
+    }
+
+    /// Whether they have what has not reached the device, as far as the kernel says that.
+    fn may_be_dirty(&self) -> bool {
+        self.0.iter().any(|(_, device)| block::is_dirty(device.as_fd()).unwrap_or(true))
     }
 
     /// Writes back what programs have written to the device through them.
@@ -226,17 +238,23 @@ fn aside<T: Send + 'static>(
         .ok_or_else(|| Error::Device(becket_transport::Error::Silent { device: path.to_owned() }))
 }
 
-/// Has the kernel refuse writes to the device. What programs have written by then reaches the image.
-pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
+/// Has the kernel refuse writes to the device. What programs have written by then reaches the image; if that
+/// is `away`, nothing may have been.
+pub(super) fn freeze(info: &DeviceInfo, away: &mut Option<Error>) -> Result<(), Error> {
     if !info.has_disk() {
         // Its worker refuses writes, and has no page cache above it.
         return Ok(());
     }
     let disk = disk_of(info);
     // Before: what is refused from then on is not an old error.
-    let caches = Caches::of(info)?;
+    let caches = if away.is_some() { Caches::open(info) } else { Caches::of(info) }?;
     node::set_read_only(&disk, true).map_err(Error::Device)?;
-    caches.write_back().inspect_err(|_| {
+    let written = match away.take_if(|_| caches.may_be_dirty()) {
+        Some(away) => Err(away),
+        None if away.is_some() => Ok(()),
+        None => caches.write_back(),
+    };
+    written.inspect_err(|_| {
         // Best effort: what counts is the error that led here.
         let _ = node::set_read_only(&disk, false);
     })

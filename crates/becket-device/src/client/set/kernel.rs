@@ -86,7 +86,7 @@ pub(super) fn set(
     }
     if let Some(read_only) = changes.read_only {
         match freezes {
-            true => guard::freeze(info)?,
+            true => guard::freeze(info, &mut None)?,
             false => node::set_read_only(&disk_of(info), read_only).map_err(Error::Device)?,
         }
         new.info.spec.read_only = read_only;

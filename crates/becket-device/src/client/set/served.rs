@@ -28,8 +28,9 @@ pub(super) fn set(
     let block = u64::from(info.spec.block_size.max(1));
     let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX)) / block * block;
     let freezes = changes.read_only == Some(true) && !info.spec.read_only;
-    if freezes || opened.is_some() {
-        reach(store, info)?;
+    let mut away = if freezes || opened.is_some() { away(store, info) } else { None };
+    if let Some(away) = away.take_if(|_| opened.is_some()) {
+        return Err(away);
     }
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
@@ -37,7 +38,7 @@ pub(super) fn set(
         guard::may_get(store, info, held, opened, changes.force, progress)?;
     }
     if freezes {
-        guard::freeze(info)?;
+        guard::freeze(info, &mut away)?;
     }
     let live = Live { store, device, shortest: if changes.force { 0 } else { len } };
     let done = match opened {
@@ -47,26 +48,28 @@ pub(super) fn set(
             other => other,
         },
     };
-    done.inspect_err(|_| {
+    done.map_err(|error| {
         if freezes && info.has_disk() {
             // Best effort: what counts is the error that led here.
             let _ = node::set_read_only(&disk_of(info), false);
         }
+        // Then what was written and not flushed keeps it.
+        away.unwrap_or(error)
     })
 }
 
-/// Sees to it that what programs have written to a device can be written back. The thread that does that
-/// would wait in the kernel for the server of the image, and keep this process from ending.
-fn reach(store: &Store, info: &DeviceInfo) -> Result<(), Error> {
+/// Why what programs have written to a device cannot be written back now. The thread that does that would
+/// wait in the kernel for the server of the image, and keep this process from ending.
+fn away(store: &Store, info: &DeviceInfo) -> Option<Error> {
     let Spec { image, url, backing_url, .. } = &info.spec;
     if !becket_image::is_remote(image) && url.is_none() && backing_url.is_none() {
-        return Ok(());
+        return None;
     }
     let request = Reach { name: info.name.clone() };
     match client::call_running::<_, Nothing>(store.runtime(), "Reach", &request, Concerns::Server) {
-        Err(error) if error.kind() == ErrorKind::Timeout => Err(error),
+        Err(error) if error.kind() == ErrorKind::Timeout => Some(error),
         // An older server does not know the question.
-        _ => Ok(()),
+        _ => None,
     }
 }
 

@@ -214,8 +214,9 @@ fn an_attach_that_is_ended_leaves_no_device_without_a_record() {
     image::sparse(&image, 1 << 20);
     let becket = env!("CARGO_BIN_EXE_becket");
     let ended_by = |signal: &str| {
-        let mut strace = Command::new("strace");
-        place.prepare(&mut strace);
+        // A shell has its background jobs ignore SIGINT, and so all that they start.
+        let mut strace = Command::new("env");
+        place.prepare(strace.args(["--default-signal=HUP,INT,TERM", "strace"]));
         let inject = format!("inject=fallocate:signal={signal}:when=1");
         strace.args(["-qq", "-o", "/dev/null", "-e", "trace=fallocate", "-e", &inject, becket]);
         let ran = place.finish(strace.args(["attach", "--via", "loop", "x.img"]));

@@ -105,7 +105,7 @@ impl Driver for Exported {
 
     fn set(&self, target: &Path, words: &[&str]) -> Result<()> {
         match (self.becket.set(target, words), words) {
-            (Err(error), ["--image" | "--size-limit", _])
+            (Err(error), ["--image" | "--size-limit", ..])
                 if format!("{error:#}").contains("becket detach") =>
             {
                 skip("a device on a server keeps its image and its length, and says so")

@@ -187,7 +187,7 @@ fn image_to_and_fro(bench: &Bench) -> Result<()> {
         for round in 0..ROUNDS {
             let now = usize::from(round % 2 == 0);
             // Its programs know of it, and want no refusal.
-            set(bench, &device, &["--force", "--image", &path(now)])?;
+            set(bench, &device, &["--image", &path(now), "--force"])?;
             // Neither past the page cache nor through it is anything left of the old one.
             verify(&file, 0, &contents[now]).with_context(|| format!("round {round}"))?;
             verify(&cached, 0, &contents[now]).with_context(|| format!("round {round}, cached"))?;

@@ -377,23 +377,23 @@ fn an_image_stays_under_a_program(via: &str, options: &[&str], read_only: bool) 
 }
 
 #[test]
-fn loop_image_stays_under_a_program() {
-    if require_loop("set::loop_image_stays_under_a_program") {
+fn loop_an_image_stays_under_a_program() {
+    if require_loop("set::loop_an_image_stays_under_a_program") {
         an_image_stays_under_a_program("loop", &["--read-only"], true);
     }
 }
 
 #[test]
-fn fuse_image_stays_under_a_program() {
-    if require_fuse("set::fuse_image_stays_under_a_program") {
+fn fuse_an_image_stays_under_a_program() {
+    if require_fuse("set::fuse_an_image_stays_under_a_program") {
         an_image_stays_under_a_program("fuse", &[], false);
         an_image_stays_under_a_program("fuse", &["--read-only"], true);
     }
 }
 
 #[test]
-fn ublk_image_stays_under_a_program() {
-    if require_ublk("set::ublk_image_stays_under_a_program") {
+fn ublk_an_image_stays_under_a_program() {
+    if require_ublk("set::ublk_an_image_stays_under_a_program") {
         an_image_stays_under_a_program("ublk", &[], false);
     }
 }

@@ -247,10 +247,16 @@ fn fuse_a_failed_sync_outlives_the_worker_that_heard_it() {
         let (synced, file) = syncing.join().unwrap();
         assert_eq!(synced, wanted, "{faults}");
         assert_eq!(sync(&file), wanted, "{faults}: once more");
+        let before = worker();
+        let mut serve = place.becket();
+        let mut serve = serve.args(["serve", "--takeover", "--until-idle"]).spawn().unwrap();
+        assert!(wait_until(Duration::from_secs(30), || worker() != before), "{faults}: it is not upgraded");
+        assert_eq!(sync(&file), wanted, "{faults}: after an upgrade");
         drop(file);
         for name in ["top", "below"] {
             place.ok(["detach", name]);
         }
+        assert!(serve.wait().unwrap().success());
     }
 }
 

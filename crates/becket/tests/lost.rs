@@ -191,7 +191,7 @@ fn fuse_device_thaws_under_the_next_supervisor() {
     place.ok(["detach", "--all"]);
 }
 
-/// The loop devices of a file, whoever made them.
+/// All loop devices of a file.
 fn loops_of(image: &Path) -> Vec<PathBuf> {
     let disks = fs::read_dir("/sys/block").unwrap().map(|disk| disk.unwrap().path());
     let of_image = |disk: &PathBuf| {

@@ -40,15 +40,15 @@ where
     R: DeserializeOwned,
 {
     for _ in 0..ATTEMPTS {
-        let mut line = match Connected::again(runtime) {
-            Some(line) => line,
+        let mut connected = match Connected::again(runtime) {
+            Some(connected) => connected,
             None => match connect(runtime)? {
                 Some(stream) => Connected::new(runtime, stream)?,
                 None => Connected::new(runtime, start(runtime)?)?,
             },
         };
-        if let Some(reply) = line.call(method, parameters, fds, concerns)? {
-            line.keep();
+        if let Some(reply) = connected.call(method, parameters, fds, concerns)? {
+            connected.keep();
             return Ok(reply);
         }
     }
@@ -68,14 +68,14 @@ where
 {
     // The connection of the last call may be to a server that has ended; then the call was not taken.
     for again in [true, false] {
-        let line = match again {
+        let connected = match again {
             true => Connected::again(runtime),
             false => connect(runtime)?.map(|stream| Connected::new(runtime, stream)).transpose()?,
         };
-        if let Some(mut line) = line
-            && let Some(reply) = line.call(method, parameters, &[], concerns)?
+        if let Some(mut connected) = connected
+            && let Some(reply) = connected.call(method, parameters, &[], concerns)?
         {
-            line.keep();
+            connected.keep();
             return Ok(Some(reply));
         }
     }
@@ -102,7 +102,7 @@ impl Connected {
 
     /// That of this thread's last call to the same supervisor.
     fn again(runtime: &Runtime) -> Option<Connected> {
-        KEPT.take().filter(|line| line.runtime.socket() == runtime.socket())
+        KEPT.take().filter(|connected| connected.runtime.socket() == runtime.socket())
     }
 
     /// For this thread's next call. Only a connection on which a call has succeeded is kept: an answer to

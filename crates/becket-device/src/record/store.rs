@@ -338,14 +338,10 @@ impl Store {
     }
 
     fn prepare_text(&self, name: &str, text: &[u8], of_device: bool) -> io::Result<Prepared> {
-        Prepared::write(self.beside(name), &self.path(name), text, of_device)
-    }
-
-    /// A file that is read as no record.
-    fn beside(&self, name: &str) -> PathBuf {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()))
+        let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
+        Prepared::write(beside, &self.path(name), text, of_device)
     }
 
     /// A record as it stands in its file.

@@ -67,18 +67,18 @@ impl Supervisor {
 
     /// Notes what was said of a device's image before anybody knew the device.
     pub(super) fn catch_up(&self, owned: &Owned) {
-        let (line, mark) = {
+        let (helper, mark) = {
             let state = lock(&owned.state);
-            (state.connector.as_ref().map(Connector::line), state.device.mark)
+            (state.connector.as_ref().map(Connector::helper), state.device.mark)
         };
-        if let Some(line) = line {
-            line.catch_up(|change| self.server_is_away(mark, change));
+        if let Some(helper) = helper {
+            helper.catch_up(|change| self.server_is_away(mark, change));
         }
     }
 
     /// How long the image of a device is now: its file is measured, its server is asked.
     pub(super) fn length_now(&self, name: &str) -> Result<Length, Error> {
-        match self.line_of(name)?.and_then(|line| line.look()) {
+        match self.helper_of(name)?.and_then(|helper| helper.look()) {
             None => Ok(Length::Measured),
             Some(Ok(size)) => Ok(Length::Served(size)),
             Some(Err(why)) => Err(Error::Failed {
@@ -95,7 +95,7 @@ impl Supervisor {
 
     /// Whether the server of a device's image answers now.
     pub(super) fn answers(&self, name: &str) -> Result<(), Error> {
-        let reached = self.line_of(name)?.map_or(Ok(()), |line| line.reach());
+        let reached = self.helper_of(name)?.map_or(Ok(()), |helper| helper.reach());
         reached.map_err(|why| Error::Failed {
             kind: ErrorKind::Timeout,
             message: format!(
@@ -107,9 +107,9 @@ impl Supervisor {
 
     /// What speaks with the process that reaches the server of a device's image. It is not asked under the
     /// lock: what is heard meanwhile takes that.
-    fn line_of(&self, name: &str) -> Result<Option<Arc<Helper>>, Error> {
+    fn helper_of(&self, name: &str) -> Result<Option<Arc<Helper>>, Error> {
         let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
-        Ok(lock(&owned.state).connector.as_ref().map(Connector::line))
+        Ok(lock(&owned.state).connector.as_ref().map(Connector::helper))
     }
 
     /// Notes whether the server of a device's image is away.

@@ -59,7 +59,7 @@ pub(crate) struct Guard {
 #[derive(Debug, Default)]
 struct Standing {
     /// To the one that stands.
-    line: Option<Guarding>,
+    guarding: Option<Guarding>,
     /// One has been started, and is replaced when it dies.
     begun: bool,
     /// No guard is wanted any more.
@@ -107,13 +107,13 @@ impl Guard {
 
     /// Whether a guard runs.
     pub(super) fn stands(&self) -> bool {
-        lock(&self.standing).line.is_some()
+        lock(&self.standing).guarding.is_some()
     }
 
     fn started(&self, standing: &mut Standing, store: &Store) -> Option<Child> {
         let (child, socket) =
             start(store, self.cache_size).inspect_err(|error| error!("nobody stands guard: {error}")).ok()?;
-        standing.line = Some(Guarding { socket, id: ProcessId::of(child.id()) });
+        standing.guarding = Some(Guarding { socket, id: ProcessId::of(child.id()) });
         Some(child)
     }
 
@@ -121,35 +121,35 @@ impl Guard {
     pub(super) fn keep(&self, kept: &Kept, link: &[OwnedFd]) {
         let mut fds = kept.descriptors();
         fds.extend(link.iter().map(|fd| fd.as_fd()));
-        self.tell(|line| keeper::keep(&line.socket, &kept.serve, &fds, PATIENCE));
+        self.tell(|guarding| keeper::keep(&guarding.socket, &kept.serve, &fds, PATIENCE));
     }
 
     /// Has the guard close all that it has of a device; returns when it has.
     pub(super) fn forget(&self, mark: u64) {
-        self.tell(|line| keeper::forget(&line.socket, mark, PATIENCE));
+        self.tell(|guarding| keeper::forget(&guarding.socket, mark, PATIENCE));
     }
 
     fn tell(&self, what: impl FnOnce(&Guarding) -> io::Result<()>) {
         let mut standing = lock(&self.standing);
-        let Some(line) = &standing.line else { return };
-        let Err(error) = what(line) else { return };
+        let Some(guarding) = &standing.guarding else { return };
+        let Err(error) = what(guarding) else { return };
         // One that has just died is replaced, and the next one is given all devices.
         if error.kind() == io::ErrorKind::TimedOut {
             warn!("its guard does not answer: ended, another one follows");
         }
-        if let Some(id) = line.id {
+        if let Some(id) = guarding.id {
             helper::end(id, "guard");
         }
-        standing.line = None;
+        standing.guarding = None;
     }
 
     /// All is well: no successor is wanted.
     pub(super) fn dismiss(&self) {
         let mut standing = lock(&self.standing);
         standing.over = true;
-        if let Some(line) = standing.line.take() {
+        if let Some(guarding) = standing.guarding.take() {
             // One that is dead needs no telling.
-            let _ = keeper::dismiss(&line.socket, PATIENCE);
+            let _ = keeper::dismiss(&guarding.socket, PATIENCE);
         }
     }
 
@@ -157,8 +157,8 @@ impl Guard {
     pub(super) fn awaits_successor(&self) {
         let mut standing = lock(&self.standing);
         standing.over = true;
-        if let Some(line) = &standing.line
-            && let Err(error) = keeper::stay(&line.socket)
+        if let Some(guarding) = &standing.guarding
+            && let Err(error) = keeper::stay(&guarding.socket)
         {
             warn!("its guard does not answer: {error}");
         }

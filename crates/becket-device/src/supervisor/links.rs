@@ -41,7 +41,7 @@ const ENDING: Duration = Duration::from_secs(20);
 /// What a device has of the process that reaches its server. That ends when its last device drops this.
 #[derive(Debug)]
 pub(crate) struct Connector {
-    line: Arc<Helper>,
+    helper: Arc<Helper>,
     number: u64,
     /// The device outlives this supervisor.
     stays: bool,
@@ -141,13 +141,13 @@ impl Connector {
     }
 
     /// What speaks with the process.
-    pub(super) fn line(&self) -> Arc<Helper> {
-        Arc::clone(&self.line)
+    pub(super) fn helper(&self) -> Arc<Helper> {
+        Arc::clone(&self.helper)
     }
 
     /// How many bytes of an image are there, where it is fetched; requests have waited for it `waits` times.
     pub(super) fn fetched(&self, waits: u64) -> Option<Fetched> {
-        let table = self.line.table()?;
+        let table = self.helper.table()?;
         let (bytes, memory) = table.stored();
         Some(Fetched { bytes, size: table.size(), memory, waits, no_room: table.rests() })
     }
@@ -178,13 +178,13 @@ impl Connector {
     fn begin(work: Work, fds: Vec<OwnedFd>, again: bool, ours: Ours) -> io::Result<(Connector, Arc<Helper>)> {
         let (devices, control, away, trouble, looking) = Default::default();
         let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
-        let line =
+        let helper =
             Arc::new(Helper { work, fds, devices, control, clients: clients.into(), away, trouble, looking });
-        let connector = line.joined_by(ours).ok_or(io::ErrorKind::NotFound)?;
-        let first = line.begin(again, again)?;
-        let theirs = Arc::clone(&line);
+        let connector = helper.joined_by(ours).ok_or(io::ErrorKind::NotFound)?;
+        let first = helper.begin(again, again)?;
+        let theirs = Arc::clone(&helper);
         spawn(move || theirs.watch(first));
-        Ok((connector, line))
+        Ok((connector, helper))
     }
 }
 
@@ -227,18 +227,19 @@ fn connect(spec: &Spec, link: &LinkSource, again: Option<&[String]>, ours: Ours)
 impl Fetchers {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        lock(&self.0).iter().filter(|(_, line)| line.strong_count() > 0).count()
+        lock(&self.0).iter().filter(|(_, helper)| helper.strong_count() > 0).count()
     }
 
     /// How much there is of the images that come while they are read. It waits for no device.
     pub(super) fn stored(&self) -> Vec<Stored> {
-        let lines: Vec<Arc<Helper>> = lock(&self.0).iter().filter_map(|(_, line)| line.upgrade()).collect();
+        let helpers: Vec<Arc<Helper>> =
+            lock(&self.0).iter().filter_map(|(_, helper)| helper.upgrade()).collect();
         let mut all = Vec::new();
-        for line in lines {
-            let Some(table) = line.table() else { continue };
+        for helper in helpers {
+            let Some(table) = helper.table() else { continue };
             let part = Part { bytes: table.stored().0, size: table.size() };
             let of = |(_, (mark, _)): &(u64, Ours)| Stored { mark: mark.to_string(), part };
-            all.extend(lock(&line.devices).all.iter().map(of));
+            all.extend(lock(&helper.devices).all.iter().map(of));
         }
         all
     }
@@ -255,18 +256,20 @@ impl Fetchers {
         let file = filled.identity().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         let fds = opened(filled).map_err(failed)?;
         let mut all = lock(&self.0);
-        all.retain(|(_, line)| line.strong_count() > 0);
-        for line in all.iter().filter(|(known, _)| *known == file).filter_map(|(_, line)| line.upgrade()) {
-            let Work::Fill(order, presence) = &line.work else { continue };
+        all.retain(|(_, helper)| helper.strong_count() > 0);
+        for helper in
+            all.iter().filter(|(known, _)| *known == file).filter_map(|(_, helper)| helper.upgrade())
+        {
+            let Work::Fill(order, presence) = &helper.work else { continue };
             // What a worker serves already stays as it is. Another one may have other rights, or less time.
             let is_ours = match again {
                 true => same(presence.fd(), filled.presence().fd()),
-                false => order.timeout == spec.origin_timeout && sharing(&line.fds) == sharing(&fds),
+                false => order.timeout == spec.origin_timeout && sharing(&helper.fds) == sharing(&fds),
             };
             if !is_ours {
                 continue;
             }
-            if let Some(connector) = line.joined_by(ours.clone()) {
+            if let Some(connector) = helper.joined_by(ours.clone()) {
                 if !again {
                     filled.share(Arc::clone(presence));
                 }
@@ -276,8 +279,8 @@ impl Fetchers {
         let presence = Arc::clone(filled.presence());
         let order = Fill { size: presence.size(), chunk: presence.chunk(), timeout: spec.origin_timeout };
         let work = Work::Fill(order, presence);
-        let (connector, line) = Connector::begin(work, fds, again, ours).map_err(failed)?;
-        all.push((file, Arc::downgrade(&line)));
+        let (connector, helper) = Connector::begin(work, fds, again, ours).map_err(failed)?;
+        all.push((file, Arc::downgrade(&helper)));
         Ok(connector)
     }
 }
@@ -347,12 +350,12 @@ fn opened(filled: &FilledSource) -> io::Result<Vec<OwnedFd>> {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        let mut devices = lock(&self.line.devices);
+        let mut devices = lock(&self.helper.devices);
         devices.all.retain(|(number, _)| *number != self.number);
         devices.ends = devices.all.is_empty();
         let ends = devices.ends;
         drop(devices);
-        if ends && let Some(control) = lock(&self.line.control).take() {
+        if ends && let Some(control) = lock(&self.helper.control).take() {
             // It hears that, and so does who listens to it.
             if !self.stays {
                 let _ = protocol::send(&*control, &LinkOrder::End, &[]);
@@ -372,7 +375,7 @@ impl Helper {
             return None;
         }
         devices.all.push((number, ours));
-        Some(Connector { line: Arc::clone(self), number, stays: false, _part: None })
+        Some(Connector { helper: Arc::clone(self), number, stays: false, _part: None })
     }
 
     /// What is there of an image that is filled.

@@ -53,8 +53,18 @@ impl Syncs {
             Before::Ask(number) => (0, 0, number),
             Before::Unknown => (0, 1, NONE),
         };
-        if before != Before::Well {
-            tracing::warn!("a sync of an earlier worker has failed or was interrupted: {before:?}");
+        match before {
+            Before::Well => {}
+            Before::Failed(errno) => {
+                let error = Errno::from_raw_os_error(errno);
+                tracing::warn!("an earlier worker could not sync a file: all flushes fail ({error})");
+            }
+            Before::Ask(_) => {
+                tracing::info!("an earlier worker died during a sync: the first flush asks for it")
+            }
+            Before::Unknown => {
+                tracing::warn!("what earlier workers heard during syncs is not known: one flush fails");
+            }
         }
         Syncs {
             writes,
@@ -169,7 +179,7 @@ impl Syncs {
         }
     }
 
-    /// Pages are lost: no flush succeeds any more, whoever serves the source.
+    /// Pages are lost: no flush succeeds any more, in this process or in the next one that serves the source.
     pub(crate) fn fail(&self, errno: Errno) {
         self.failed.store(errno.raw_os_error(), Ordering::Release);
         if let Some(heard) = &self.heard {

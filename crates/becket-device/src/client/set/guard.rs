@@ -249,10 +249,10 @@ pub(super) fn freeze(info: &DeviceInfo, away: &mut Option<Error>) -> Result<(), 
     // Before: what is refused from then on is not an old error.
     let caches = if away.is_some() { Caches::open(info) } else { Caches::of(info) }?;
     node::set_read_only(&disk, true).map_err(Error::Device)?;
-    let written = match away.take_if(|_| caches.may_be_dirty()) {
-        Some(away) => Err(away),
-        None if away.is_some() => Ok(()),
+    let written = match away {
         None => caches.write_back(),
+        Some(_) if caches.may_be_dirty() => away.take().map_or(Ok(()), Err),
+        Some(_) => Ok(()),
     };
     written.inspect_err(|_| {
         // Best effort: what counts is the error that led here.

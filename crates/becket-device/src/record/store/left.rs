@@ -2,9 +2,8 @@
 //! wrote.
 //! No record is touched here.
 
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -42,15 +41,10 @@ impl Left {
 impl Store {
     /// Notes that this process makes a device, until the answer is dropped.
     pub(crate) fn note(&self, mark: u64, backing: PathBuf) -> Result<Beside, Error> {
-        let path = self.beside("");
-        let beside = Beside { path, there: true };
         let note = Note { maker: ProcessId::own(), mark, backing };
-        let write = || {
-            let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside.path)?;
-            file.write_all(&serde_json::to_vec(&note)?)
-        };
-        write().map_err(Error::io("write", &beside.path))?;
-        Ok(beside)
+        let text = serde_json::to_vec(&note).map_err(io::Error::from);
+        let written = text.and_then(|text| self.prepare_text("", &text, false));
+        Ok(written.map_err(Error::io("write a note in", &self.runtime.records()))?.beside)
     }
 
     /// What those left who died while they wrote, or made a device.
